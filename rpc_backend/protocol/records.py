@@ -1,0 +1,225 @@
+"""The bodies of all messages: small typed records.
+
+Belongs here: one record per request and reply, and the tensor forms they carry. Must not be here: framing,
+or what a command does.
+
+A record travels as the list of its fields. A newer minor version may only append fields with defaults.
+`tensor` fields are `encode_tensor` records without references (a leaf with its absolute place), `graph` fields
+are `encode_graph` records, and `ops` are lists of graph records with one node each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Record = list[Any]
+"""A tensor or graph record of `rpc_backend.graph`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """No fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a client says first. `heartbeat_ms` is the silence after which it counts the worker as lost."""
+
+    major: int
+    minor: int
+    op_digest: str
+    build: str
+    abilities: list[str]
+    heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HelloReply:
+    """What a worker answers. `devices` has `[name, description, kind]` of each device.
+
+    `max_payload_nbytes` bounds one payload frame, `max_queued_nbytes` what a session may have queued.
+    """
+
+    major: int
+    minor: int
+    op_digest: str
+    build: str
+    abilities: list[str]
+    session: bytes
+    epoch: int
+    devices: list[list[str]]
+    max_payload_nbytes: int
+    max_queued_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRef:
+    """A device by its index on the worker."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A count of devices."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size in bytes."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of a device, in bytes, under the worker's cap."""
+
+    free_nbytes: int
+    total_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocBuffer:
+    """Ask for memory; `usage` is a `BufferUsage`."""
+
+    device: int
+    nbytes: int
+    usage: str
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """A buffer by its handle."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferBase:
+    """The start of a buffer in the session's flat address space, an invention of the worker."""
+
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferClear:
+    """Set every byte of a buffer."""
+
+    handle: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """One placed tensor."""
+
+    tensor: Record
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """Bytes of a placed tensor."""
+
+    tensor: Record
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHash:
+    """Content that the worker may already hold: an xxh3-128 digest."""
+
+    tensor: Record
+    offset: int
+    nbytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFill:
+    """Set bytes of a placed tensor."""
+
+    tensor: Record
+    offset: int
+    nbytes: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPair:
+    """Copy `source` over `target`."""
+
+    source: Record
+    target: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Whether it was done; False is no error, the caller has another way."""
+
+    result: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpQuery:
+    """Questions about operations on one device."""
+
+    device: int
+    ops: list[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One size in bytes per question."""
+
+    nbytes: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """One yes or no per question."""
+
+    flags: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCompute:
+    """Compute a graph and remember it under its digest."""
+
+    device: int
+    graph: Record
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRecompute:
+    """Compute a graph again that was sent before."""
+
+    device: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts since the worker started: per command `[calls, bytes in, bytes out]`."""
+
+    commands: dict[str, list[int]]
+    sessions: int
+    uptime_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as it travels; the fields of `errors.ErrorContext`, and the wire code."""
+
+    code: int
+    message: str
+    worker: str = ""
+    device: str = ""
+    command: str = ""
+    op: str = ""
+    remote_type: str = ""
+    traceback: str = ""

@@ -1,0 +1,130 @@
+"""Plugins: found through entry points, loaded one by one, asked once.
+
+Belongs here: all that touches pluggy's manager. Must not be here: use of what plugins registered.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol
+
+import pluggy
+
+from rpc_backend import hookspecs
+from rpc_backend.errors import PluginConflictError, PluginLoadError, RpcBackendError, UnknownPluginError
+from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe
+from rpc_backend.interfaces import Device
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def probe(self) -> Callable[[], Probe]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailure:
+    """An entry point that did not load, and why."""
+
+    entry_point: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Registry:
+    """What the installed plugins offer, by name, and which of them failed to load."""
+
+    backends: dict[str, ComputeBackend] = field(default_factory=dict)
+    failures: list[PluginFailure] = field(default_factory=list)
+
+    def backend(self, name: str) -> ComputeBackend:
+        """Return a compute backend.
+
+        Raises:
+            UnknownPluginError: naming the known ones and the nearest.
+        """
+        found = self.backends.get(name)
+        if found is None:
+            raise UnknownPluginError(_unknown("compute backend", name, list(self.backends), self.failures))
+        return found
+
+    def create_devices(self, name: str, options: DeviceOptions) -> Sequence[Device]:
+        """Make the devices of a compute backend.
+
+        Raises:
+            UnknownPluginError: no backend of that name.
+            PluginLoadError: it is not usable here, or failed to start; the reason is in the message.
+        """
+        backend = self.backend(name)
+        probe = probe_of(backend)
+        if not probe.usable:
+            raise PluginLoadError(f"compute backend {name!r} is not usable here: {probe.reason}")
+        try:
+            return backend.create(options)
+        except RpcBackendError:
+            raise
+        except Exception as error:
+            raise PluginLoadError(f"compute backend {name!r} failed to start: {_describe(error)}") from error
+
+
+def probe_of(plugin: _Named) -> Probe:
+    """Ask a plugin whether it is usable here; a probe that raises means no."""
+    try:
+        return plugin.probe()
+    except Exception as error:
+        return Probe(False, f"its probe failed: {_describe(error)}")
+
+
+def load_registry(extra_plugins: Sequence[object] = ()) -> Registry:
+    """Load every entry point of group `rpc_backend`, then `extra_plugins` (modules or objects with hooks).
+
+    An entry point that fails to import is kept in `failures`; the rest work.
+
+    Raises:
+        PluginConflictError: two plugins claim one name.
+    """
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    registry = Registry()
+    for entry_point in sorted(entry_points(group=hookspecs.ENTRY_POINT_GROUP), key=lambda item: item.name):
+        _load(manager, entry_point, registry.failures)
+    for plugin in extra_plugins:
+        manager.register(plugin)
+    manager.check_pending()
+    manager.hook.rpc_register_backends(register=_registrar("compute backend", registry.backends))
+    return registry
+
+
+def _load(manager: pluggy.PluginManager, entry_point: EntryPoint, failures: list[PluginFailure]) -> None:
+    try:
+        manager.register(entry_point.load(), name=entry_point.name)
+    except Exception as error:
+        failures.append(PluginFailure(f"{entry_point.name} = {entry_point.value}", _describe(error)))
+
+
+def _registrar(what: str, known: dict[str, Any]) -> Callable[[Any], None]:
+    def register(plugin: Any) -> None:
+        if plugin.name in known:
+            raise PluginConflictError(f"two plugins register the {what} {plugin.name!r}; uninstall one of them")
+        known[plugin.name] = plugin
+
+    return register
+
+
+def _unknown(what: str, name: str, known: Sequence[str], failures: Sequence[PluginFailure]) -> str:
+    text = f"no {what} named {name!r}; known: {', '.join(sorted(known)) or 'none'}"
+    nearest = difflib.get_close_matches(name, known, n=1)
+    if nearest:
+        text += f"; did you mean {nearest[0]!r}?"
+    if failures:
+        text += f"; failed to load: {', '.join(f'{failure.entry_point} ({failure.reason})' for failure in failures)}"
+    return text
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
