@@ -1,0 +1,59 @@
+"""A step: the graph that takes some tokens of some sequences through the whole model.
+
+Belongs here: building the whole graph and its result. Must not be here: layers (`layers`,
+`architectures`), the values of the inputs (`step_inputs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from rpc_backend.errors import GraphError
+from rpc_backend.graph import Graph, Tensor
+from rpc_backend.models.cache import LayerCache, check_cache
+from rpc_backend.models.layers import LayerBuilder
+from rpc_backend.models.model import Model
+from rpc_backend.models.step_shape import StepInputs, StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A built step.
+
+    Shapes: logits F32 [n_vocab, n_outputs]; None where no token's logits are asked, as in all but the last
+    chunk of a prompt, and the graph then ends with the last layer's cache.
+    """
+
+    shape: StepShape
+    inputs: StepInputs
+    logits: Tensor | None
+    graph: Graph
+
+    def used_inputs(self) -> dict[str, Tensor]:
+        """Return the inputs that the graph reads, by field name: the ones to place and to write."""
+        used = set(self.graph.tensors())
+        named = {item.name: getattr(self.inputs, item.name) for item in fields(self.inputs)}
+        return {name: tensor for name, tensor in named.items() if tensor in used}
+
+
+def build_step(model: Model, weights: Mapping[str, Tensor], cache: Sequence[LayerCache], shape: StepShape) -> Step:
+    """Build the graph of one step over weights and cache, placed or not.
+
+    `weights` holds one leaf per entry of `model.weights`, by name.
+
+    Raises:
+        GraphError: the shape does not fit the cache, or a weight is not given.
+        ConfigError: the cache has another count of layers than the model.
+    """
+    check_cache(cache, model.hparams.n_layer)
+    shape.check(cache[0])
+    missing = next((weight.name for weight in model.weights if weight.name not in weights), None)
+    if missing is not None:
+        raise GraphError(f"the weight {missing} of the model is not among those given")
+    inputs = StepInputs.of_shape(shape)
+    layers = LayerBuilder(model.hparams, weights, cache, shape, inputs)
+    result = model.architecture.build(layers)
+    if shape.n_outputs:
+        return Step(shape, inputs, result, Graph.of(result))
+    return Step(shape, inputs, None, Graph.of(*layers.last_stored))

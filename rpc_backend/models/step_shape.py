@@ -1,0 +1,71 @@
+"""The shape of a step and the input tensors that follow from it.
+
+Belongs here: counts and leaves. Must not be here: what is computed from them (`layers`, `step`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpc_backend.errors import GraphError
+from rpc_backend.graph import Tensor, build
+from rpc_backend.graph.element_types import F16, I32, I64
+from rpc_backend.models.cache import LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """All that decides a step's graph: equal shapes, equal graphs.
+
+    `n_seqs` sequences, the cache's from `first_seq` on, each with `n_tokens` new tokens, each looking at its
+    first `n_kv` cells; `n_outputs` of all the tokens give logits. Without `flash_attn`, attention is built
+    from products and SOFT_MAX.
+    """
+
+    first_seq: int
+    n_seqs: int
+    n_tokens: int
+    n_kv: int
+    n_outputs: int
+    flash_attn: bool = True
+
+    @property
+    def n_total(self) -> int:
+        """New tokens of all sequences together."""
+        return self.n_seqs * self.n_tokens
+
+    def check(self, cache: LayerCache) -> None:
+        """Raise GraphError unless the step fits the cache."""
+        if self.n_seqs < 1 or self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_total:
+            raise GraphError(f"{self} has no tokens, or more outputs than tokens")
+        if self.first_seq < 0 or self.first_seq + self.n_seqs > cache.n_seq:
+            raise GraphError(f"{self} needs sequences that a cache of {cache.n_seq} does not have")
+        if not 1 <= self.n_kv <= cache.n_ctx_seq:
+            raise GraphError(f"{self} looks at {self.n_kv} cells of a cache of {cache.n_ctx_seq}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The leaves that change from step to step; tokens are ordered sequence by sequence.
+
+    Shapes: tokens, positions I32 [n_total]; kv_rows I64 [n_total], rows of the flat cache
+    [embd, n_ctx_seq * n_seq]; mask F16 [n_kv, n_tokens, 1, n_seqs], 0 or minus infinity; output_rows I32
+    [n_outputs], which tokens give logits.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    kv_rows: Tensor
+    mask: Tensor
+    output_rows: Tensor
+
+    @classmethod
+    def of_shape(cls, shape: StepShape) -> StepInputs:
+        """Make the leaves of a shape, not placed."""
+        return cls(
+            tokens=build.leaf(I32, (shape.n_total,), "tokens"),
+            positions=build.leaf(I32, (shape.n_total,), "positions"),
+            kv_rows=build.leaf(I64, (shape.n_total,), "kv_rows"),
+            mask=build.leaf(F16, (shape.n_kv, shape.n_tokens, 1, shape.n_seqs), "mask"),
+            output_rows=build.leaf(I32, (shape.n_outputs,), "output_rows"),
+        )
