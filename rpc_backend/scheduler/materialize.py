@@ -1,0 +1,123 @@
+"""A plan becomes tensors in memory, one graph per split, and steps.
+
+Belongs here: copies of the user's tensors, placed where the plan says; the user's own are never changed. Must
+not be here: running them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from rpc_backend.errors import GraphError
+from rpc_backend.graph import Graph, Tensor
+from rpc_backend.scheduler.plan import GraphPlan, Slot, Split
+from rpc_backend.scheduler.plan.records import bare_leaf, root_of
+from rpc_backend.scheduler.steps import Bytes, Compute, Step, Transfer, Write
+from rpc_backend.scheduler.workspace import Workspace
+
+_NOTHING_FOREIGN: Mapping[Tensor, Slot] = {}
+
+
+class Materialization:
+    """The placed tensors and steps of a plan, good for one generation of the workspace.
+
+    Raises:
+        GraphError: a placed leaf has no memory, or lies on another device than the plan says.
+        UnsupportedOpError: from a device's compiler.
+    """
+
+    def __init__(self, plan: GraphPlan, workspace: Workspace, inputs: Mapping[Tensor, Bytes]) -> None:
+        self._plan = plan
+        self._workspace = workspace
+        self._in_slots: dict[Slot, Tensor] = {}
+        self._local: dict[tuple[Tensor, int], Tensor] = {}
+        self.generation = workspace.generation
+        self.writes: dict[Tensor, list[Write]] = {}
+        self.steps: list[Step] = []
+        try:
+            for item in plan.inputs:
+                for slot in item.slots:
+                    placed = self._local[item.tensor, slot.device] = self._in_slot(slot)
+                    self.writes.setdefault(item.tensor, []).append(Write(slot.device, placed, inputs[item.tensor]))
+            for split in plan.splits:
+                self._add_split(split)
+        except BaseException:
+            self.close()
+            raise
+
+    def tensor(self, tensor: Tensor) -> tuple[int, Tensor]:
+        """Return the home device of a tensor of the plan, and the placed tensor there."""
+        device = self._plan.homes[root_of(tensor)]
+        return device, self._find(tensor, device, _NOTHING_FOREIGN)
+
+    def close(self) -> None:
+        """Close the compiled plans, whatever fails. A second call does nothing."""
+        steps, self.steps = self.steps, []
+        with ExitStack() as stack:
+            for step in steps:
+                if isinstance(step, Compute):
+                    stack.callback(step.plan.close)
+
+    def _add_split(self, split: Split) -> None:
+        for copy in split.copies:
+            source = self._find(copy.tensor, copy.source_device, _NOTHING_FOREIGN)
+            self.steps.append(Transfer(copy.source_device, source, split.device, self._in_slot(copy.slot)))
+        nodes = [self._node(node, split) for node in split.nodes]
+        self.steps.append(Compute(split.device, self._workspace.devices[split.device].compile(Graph(nodes))))
+
+    def _node(self, node: Tensor, split: Split) -> Tensor:
+        placed = Tensor(
+            node.type,
+            node.ne,
+            nb=node.nb,
+            op=node.op,
+            op_params=node.op_params,
+            sources=[self._find(source, split.device, split.foreign) for source in node.sources],
+            view_src=None if node.view_src is None else self._find(node.view_src, split.device, _NOTHING_FOREIGN),
+            view_offs=node.view_offs,
+            name=node.name,
+        )
+        if node.view_src is None:
+            self._place(placed, self._plan.results[node])
+        self._local[node, split.device] = placed
+        return placed
+
+    def _find(self, tensor: Tensor, device: int, foreign: Mapping[Tensor, Slot]) -> Tensor:
+        """Return the tensor that stands for the user's on a device."""
+        if tensor in foreign:
+            return self._in_slot(foreign[tensor])
+        found = self._local.get((tensor, device))
+        if found is None:
+            found = self._local[tensor, device] = self._view_or_leaf(tensor, device)
+        return found
+
+    def _view_or_leaf(self, tensor: Tensor, device: int) -> Tensor:
+        if tensor.view_src is None:
+            self._check_leaf(tensor, device)
+            return tensor
+        placed = bare_leaf(tensor)
+        placed.view_src = self._find(tensor.view_src, device, _NOTHING_FOREIGN)
+        placed.view_offs = tensor.view_offs
+        return placed
+
+    def _check_leaf(self, leaf: Tensor, device: int) -> None:
+        buffer: Any = leaf.buffer
+        name = self._workspace.devices[device].info.name
+        if buffer is None:
+            raise GraphError(f"{leaf} is to be on {name} but has no memory; allocate and upload it first")
+        if buffer.device is not self._workspace.devices[device]:
+            other = buffer.device.info.name
+            raise GraphError(f"{leaf} is to be on device {device} ({name}) but its memory is on another one, {other}")
+
+    def _in_slot(self, slot: Slot) -> Tensor:
+        placed = self._in_slots.get(slot)
+        if placed is None:
+            placed = self._in_slots[slot] = bare_leaf(slot.tensor)
+            self._place(placed, slot)
+        return placed
+
+    def _place(self, tensor: Tensor, slot: Slot) -> None:
+        tensor.buffer = self._workspace.buffer(slot.device)
+        tensor.offset = slot.offset

@@ -1,0 +1,97 @@
+"""The steps of a run, as records: write, transfer, compute, read.
+
+Belongs here: what one step names, and how it is done now, one after another. Must not be here: which steps a
+graph takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rpc_backend.errors import RpcBackendError
+from rpc_backend.graph import Tensor
+from rpc_backend.interfaces import Plan
+from rpc_backend.scheduler.workspace import Workspace
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """Send an input, kept in `values`, to its tensor on a device."""
+
+    device: int
+    tensor: Tensor
+    values: Bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """Bring a tensor from one device to its copy on another."""
+
+    source_device: int
+    source: Tensor
+    device: int
+    target: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    """Run a compiled split on its device."""
+
+    device: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Fetch an output into `values`."""
+
+    device: int
+    tensor: Tensor
+    values: Bytes
+
+
+Step = Write | Transfer | Compute | Read
+
+
+def perform(workspace: Workspace, step: Step) -> None:
+    """Do one step; errors of the device come out with its name.
+
+    Raises:
+        RpcBackendError: whatever the device or the way to it raises.
+    """
+    stream = workspace.streams[step.device]
+    try:
+        match step:
+            case Write():
+                stream.set_tensor(step.tensor, step.values.data)
+            case Transfer():
+                _transfer(workspace, step)
+            case Compute():
+                stream.compute(step.plan)
+            case Read():
+                stream.get_tensor(step.tensor, step.values.data)
+    except RpcBackendError as error:
+        if not isinstance(step, Transfer):  # which of its two devices failed is not known here
+            error.located(device=workspace.devices[step.device].info.name)
+        raise
+
+
+def _transfer(workspace: Workspace, step: Transfer) -> None:
+    source, target = workspace.streams[step.source_device], workspace.streams[step.device]
+    pair = (step.source_device, step.device)
+    if pair not in workspace.through_host:
+        # The two streams know nothing of each other: the source must be computed before the copy, and the
+        # copy be done before the source's memory is used again.
+        source.synchronize()
+        if target.copy_tensor(step.source, step.target):
+            target.synchronize()
+            return
+        workspace.through_host.add(pair)
+    staging = workspace.staging(step.source.nbytes).data
+    source.get_tensor(step.source, staging)
+    target.set_tensor(step.target, staging)
