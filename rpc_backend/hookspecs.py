@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pluggy
 
-from rpc_backend.interfaces import Device
+from rpc_backend.interfaces import Device, Transport
 
 PROJECT = "rpc_backend"
 ENTRY_POINT_GROUP = "rpc_backend"
@@ -51,6 +51,21 @@ class ComputeBackend:
     create: Callable[[DeviceOptions], Sequence[Device]]
 
 
+@dataclass(frozen=True, slots=True)
+class TransportPlugin:
+    """A transport for some URL schemes; `probe` and `create` as of a compute backend."""
+
+    name: str
+    schemes: tuple[str, ...]
+    probe: Callable[[], Probe]
+    create: Callable[[], Transport]
+
+
 @hookspec
 def rpc_register_backends(register: Callable[[ComputeBackend], None]) -> None:
     """Register compute backends: call `register` once for each."""
+
+
+@hookspec
+def rpc_register_transports(register: Callable[[TransportPlugin], None]) -> None:
+    """Register transports: call `register` once for each."""

@@ -3,7 +3,16 @@
 Belongs here: names made public to plugin authors. Must not be here: definitions.
 """
 
-from rpc_backend.errors import ComputeError, ConfigError, DeviceError, GraphError, OutOfMemoryError, UnsupportedOpError
+from rpc_backend.errors import (
+    ComputeError,
+    ConfigError,
+    ConnectError,
+    DeviceError,
+    EndpointError,
+    GraphError,
+    OutOfMemoryError,
+    UnsupportedOpError,
+)
 from rpc_backend.graph import (
     ELEMENT_TYPES,
     OPS,
@@ -17,26 +26,28 @@ from rpc_backend.graph import (
     element_type,
     packed_strides,
 )
-from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe, hookimpl
+from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe, TransportPlugin, hookimpl
 from rpc_backend.interfaces import (
     Buffer,
     BufferUsage,
     Device,
     DeviceInfo,
+    EndpointParts,
     HostBuffer,
     Memory,
     Plan,
     RunnablePlan,
     SerialStream,
     Stream,
+    Transport,
     host_address,
     host_bytes,
 )
 
 __all__ = [
-    "ELEMENT_TYPES", "OPS", "Buffer", "BufferUsage", "ComputeBackend", "ComputeError", "ConfigError", "Device",
-    "DeviceError", "DeviceInfo", "DeviceOptions", "ElementType", "Glu", "Graph", "GraphError", "HostBuffer",
-    "Memory", "Op", "OutOfMemoryError", "Plan", "Probe", "RopeMode", "RunnablePlan", "SerialStream", "Stream",
-    "Tensor", "Unary", "UnsupportedOpError", "element_type", "hookimpl", "host_address", "host_bytes",
-    "packed_strides",
+    "ELEMENT_TYPES", "OPS", "Buffer", "BufferUsage", "ComputeBackend", "ComputeError", "ConfigError", "ConnectError",
+    "Device", "DeviceError", "DeviceInfo", "DeviceOptions", "ElementType", "EndpointError", "EndpointParts", "Glu",
+    "Graph", "GraphError", "HostBuffer", "Memory", "Op", "OutOfMemoryError", "Plan", "Probe", "RopeMode",
+    "RunnablePlan", "SerialStream", "Stream", "Tensor", "Transport", "TransportPlugin", "Unary", "UnsupportedOpError",
+    "element_type", "hookimpl", "host_address", "host_bytes", "packed_strides",
 ]  # fmt: skip

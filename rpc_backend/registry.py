@@ -9,14 +9,19 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+import platformdirs
 import pluggy
 
 from rpc_backend import hookspecs
-from rpc_backend.errors import PluginConflictError, PluginLoadError, RpcBackendError, UnknownPluginError
-from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe
-from rpc_backend.interfaces import Device
+from rpc_backend.errors import ConfigError, PluginConflictError, PluginLoadError, RpcBackendError, UnknownPluginError
+from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe, TransportPlugin
+from rpc_backend.interfaces import Device, Transport
+from rpc_backend.settings import Settings, cache_folder
+
+_Made = TypeVar("_Made")
 
 
 class _Named(Protocol):
@@ -40,6 +45,7 @@ class Registry:
     """What the installed plugins offer, by name, and which of them failed to load."""
 
     backends: dict[str, ComputeBackend] = field(default_factory=dict)
+    transports: dict[str, TransportPlugin] = field(default_factory=dict)
     failures: list[PluginFailure] = field(default_factory=list)
 
     def backend(self, name: str) -> ComputeBackend:
@@ -61,15 +67,20 @@ class Registry:
             PluginLoadError: it is not usable here, or failed to start; the reason is in the message.
         """
         backend = self.backend(name)
-        probe = probe_of(backend)
-        if not probe.usable:
-            raise PluginLoadError(f"compute backend {name!r} is not usable here: {probe.reason}")
-        try:
-            return backend.create(options)
-        except RpcBackendError:
-            raise
-        except Exception as error:
-            raise PluginLoadError(f"compute backend {name!r} failed to start: {_describe(error)}") from error
+        return _create(f"compute backend {name!r}", backend, lambda: backend.create(options))
+
+    def transport_for(self, scheme: str) -> Transport:
+        """Make the transport of an endpoint's scheme.
+
+        Raises:
+            UnknownPluginError: no transport serves it; naming the known schemes and the nearest.
+            PluginLoadError: it is not usable here, or failed to start; the reason is in the message.
+        """
+        by_scheme = {known: plugin for plugin in self.transports.values() for known in plugin.schemes}
+        plugin = by_scheme.get(scheme)
+        if plugin is None:
+            raise UnknownPluginError(_unknown("transport for scheme", scheme, list(by_scheme), self.failures))
+        return _create(f"transport {plugin.name!r}", plugin, plugin.create)
 
 
 def probe_of(plugin: _Named) -> Probe:
@@ -97,7 +108,42 @@ def load_registry(extra_plugins: Sequence[object] = ()) -> Registry:
         manager.register(plugin)
     manager.check_pending()
     manager.hook.rpc_register_backends(register=_registrar("compute backend", registry.backends))
+    manager.hook.rpc_register_transports(register=_registrar("transport", registry.transports))
+    _check_schemes(registry.transports)
     return registry
+
+
+def parse_device(text: str, threads: int, settings: Settings) -> tuple[str, DeviceOptions]:
+    """Parse `NAME` or `NAME:key=value,…`.
+
+    Raises:
+        ConfigError: a part that is not `key=value`.
+    """
+    name, _, tail = text.partition(":")
+    extra: dict[str, str] = {}
+    for part in filter(None, tail.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"device {text!r}: {part!r} is not key=value")
+        extra[key] = value
+    return name, DeviceOptions(threads, kernel_cache(settings), extra)
+
+
+def kernel_cache(settings: Settings) -> Path:
+    """Return the folder where backends keep compiled kernels."""
+    return cache_folder(settings, platformdirs.user_cache_path("zmq-rpc-backend") / "kernels")
+
+
+def _create(what: str, plugin: _Named, create: Callable[[], _Made]) -> _Made:
+    probe = probe_of(plugin)
+    if not probe.usable:
+        raise PluginLoadError(f"{what} is not usable here: {probe.reason}")
+    try:
+        return create()
+    except RpcBackendError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(f"{what} failed to start: {_describe(error)}") from error
 
 
 def _load(manager: pluggy.PluginManager, entry_point: EntryPoint, failures: list[PluginFailure]) -> None:
@@ -114,6 +160,16 @@ def _registrar(what: str, known: dict[str, Any]) -> Callable[[Any], None]:
         known[plugin.name] = plugin
 
     return register
+
+
+def _check_schemes(transports: dict[str, TransportPlugin]) -> None:
+    owner: dict[str, str] = {}
+    for plugin in transports.values():
+        for scheme in plugin.schemes:
+            if owner.setdefault(scheme, plugin.name) != plugin.name:
+                raise PluginConflictError(
+                    f"transports {owner[scheme]!r} and {plugin.name!r} both serve {scheme}://; uninstall one of them"
+                )
 
 
 def _unknown(what: str, name: str, known: Sequence[str], failures: Sequence[PluginFailure]) -> str:

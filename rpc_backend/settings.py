@@ -84,6 +84,12 @@ def child_environment(overrides: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **overrides}
 
 
+def as_environment(settings: Settings) -> dict[str, str]:
+    """Return the variables that make another process read these settings."""
+    values = {item.name: getattr(settings, item.name) for item in fields(Settings)}
+    return {_variable(name): str(int(value) if isinstance(value, bool) else value) for name, value in values.items()}
+
+
 def cache_folder(settings: Settings, default: Path) -> Path:
     """Return the folder for compiled kernels: the switch, or `default`."""
     return Path(settings.cache_dir).expanduser() if settings.cache_dir else default

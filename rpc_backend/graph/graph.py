@@ -76,8 +76,8 @@ def encode_tensor(tensor: Tensor, ids: dict[Tensor, int], place: Place, *, compu
     handle, offset = place(tensor) if tensor.view_src is None else (0, 0)
     return [
         tensor.type.code,
-        tensor.ne,
-        tensor.nb,
+        list(tensor.ne),
+        list(tensor.nb),
         tensor.op.code if tensor.op and computed else -1,
         tensor.op_params if computed else b"",
         [ids[source] for source in tensor.sources] if computed else [],
@@ -155,7 +155,9 @@ def decode_tensor(fields: Any, earlier: Sequence[Tensor], resolve: Resolve) -> T
 
 def graph_digest(record: list[Any]) -> bytes:
     """Return the 16-byte content digest of a graph record: equal records, equal digests."""
-    return hashlib.blake2b(msgpack.packb(record), digest_size=16).digest()
+    packed = msgpack.packb(record)
+    assert packed is not None, "packb returns None only for a packer of one's own"
+    return hashlib.blake2b(packed, digest_size=16).digest()
 
 
 def _fields(value: Any, count: int, what: str) -> Any:

@@ -29,8 +29,9 @@ def check_tensor(tensor: Tensor) -> None:
         raise GraphError(f"{tensor}: the blocks of a quantised row must be packed")
     if tensor.nbytes > MAX_NBYTES:
         raise GraphError(f"{tensor}: spans more than {MAX_NBYTES} bytes")
-    _check_alignment(tensor)
     _check_bounds(tensor)
+    _check_overlap(tensor)
+    _check_alignment(tensor)
 
 
 def check_graph(graph: Graph) -> None:
@@ -64,6 +65,14 @@ def check_node(node: Tensor) -> None:
         raise GraphError(f"{node}: {op.name} of these sources gives {shape.type.name} {list(shape.ne)}")
     if not op.moves_data and node.view_src is None:
         raise GraphError(f"{node}: {op.name} must be a view of its source")
+
+
+def _check_overlap(tensor: Tensor) -> None:
+    """Refuse strides that let a few bytes stand for elements without end, which no kernel would finish."""
+    room = (tensor.view_src or tensor).nbytes
+    packed = tensor.n_elements // tensor.type.block_size * tensor.type.block_nbytes
+    if packed > room:
+        raise GraphError(f"{tensor}: with strides {tensor.nb} its {packed} bytes of elements overlap in {room} bytes")
 
 
 def _check_alignment(tensor: Tensor) -> None:

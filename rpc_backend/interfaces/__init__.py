@@ -1,10 +1,21 @@
 """The few nouns of the system, one interface each."""
 
+from rpc_backend.interfaces.channel import (
+    Channel,
+    Listener,
+    OnLost,
+    OnMessage,
+    OnPeerLost,
+    OnPeerMessage,
+    PeerId,
+    Ticket,
+)
 from rpc_backend.interfaces.device import (
     Buffer,
     BufferUsage,
     Device,
     DeviceInfo,
+    DeviceKind,
     Memory,
     Plan,
     RunnablePlan,
@@ -12,8 +23,10 @@ from rpc_backend.interfaces.device import (
 )
 from rpc_backend.interfaces.host_memory import HostBuffer, host_address, host_bytes
 from rpc_backend.interfaces.serial_stream import SerialStream
+from rpc_backend.interfaces.transport import EndpointParts, Transport
 
 __all__ = [
-    "Buffer", "BufferUsage", "Device", "DeviceInfo", "HostBuffer", "Memory", "Plan", "RunnablePlan", "SerialStream",
-    "Stream", "host_address", "host_bytes",
+    "Buffer", "BufferUsage", "Channel", "Device", "DeviceInfo", "DeviceKind", "EndpointParts", "HostBuffer", "Listener",
+    "Memory", "OnLost", "OnMessage", "OnPeerLost", "OnPeerMessage", "PeerId", "Plan", "RunnablePlan", "SerialStream",
+    "Stream", "Ticket", "Transport", "host_address", "host_bytes",
 ]  # fmt: skip

@@ -33,6 +33,9 @@ class Memory(NamedTuple):
     total_nbytes: int
 
 
+DeviceKind = Literal["cpu", "gpu", "accelerator"]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """What a device is. `name` is unique within its worker or process.
@@ -43,7 +46,7 @@ class DeviceInfo:
 
     name: str
     description: str
-    kind: Literal["cpu", "gpu", "accelerator"]
+    kind: DeviceKind
     alignment: int = 64
     max_buffer_nbytes: int = 2**62
     is_host: bool = False

@@ -44,25 +44,28 @@ class HostBuffer(Buffer):
         return self.bytes.ctypes.data
 
     def write(self, offset: int, data: memoryview) -> None:
-        target = self._range(offset, data.nbytes)
-        if not target.flags.writeable:
-            raise DeviceError("the buffer is read-only memory")
-        target[:] = np.frombuffer(data, np.uint8)
+        self._writable_range(offset, data.nbytes)[:] = np.frombuffer(data, np.uint8)
 
     def read_into(self, offset: int, out: memoryview) -> None:
         np.frombuffer(out, np.uint8)[:] = self._range(offset, out.nbytes)
 
     def fill(self, offset: int, nbytes: int, value: int) -> None:
-        self._range(offset, nbytes)[:] = value
+        self._writable_range(offset, nbytes)[:] = value
 
     def copy_from(self, offset: int, source: Buffer, source_offset: int, nbytes: int) -> bool:
         if not isinstance(source, HostBuffer):
             return False
-        self._range(offset, nbytes)[:] = source._range(source_offset, nbytes)
+        self._writable_range(offset, nbytes)[:] = source._range(source_offset, nbytes)
         return True
 
     def close(self) -> None:
         self._bytes = None
+
+    def _writable_range(self, offset: int, nbytes: int) -> Bytes:
+        found = self._range(offset, nbytes)
+        if not found.flags.writeable:
+            raise DeviceError("the buffer is read-only memory")
+        return found
 
     def _range(self, offset: int, nbytes: int) -> Bytes:
         if not 0 <= offset <= offset + nbytes <= self.nbytes:

@@ -1,7 +1,7 @@
 """The op table: one row per operation.
 
-Belongs here: rows. Adding an operation is one row here,
-a shape rule if none fits, and one function in the reference backend.
+Belongs here: rows. Must not be here: shape rules (`rules`) or the meaning of an operation, which the
+reference backend gives. Adding an operation is one row here, a shape rule if none fits, and one function there.
 
 Source: names, numbers and parameter slots are ggml's (`ggml_op`, `ggml_unary_op`, `ggml_glu_op`).
 """

@@ -1,0 +1,68 @@
+"""Rows by index, and order within rows.
+
+Belongs here: operations that take or give indices. Must not be here: anything else.
+
+Indices come from data, so they are checked here and not with the graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rpc_backend.plugin_api import ComputeError, Tensor
+from rpc_backend_reference.arrays import I32, Array, cells, decode, encode, store
+
+
+def get_rows(node: Tensor) -> None:
+    """Pick rows of `a` by index; only the rows picked are converted.
+
+    Raises:
+        ComputeError: an index outside the rows of `a`.
+    """
+    source, rows = node.sources
+    table = cells(source)
+    index = _checked(node, rows, table.shape[2])
+    stream, head = np.arange(table.shape[0]), np.arange(table.shape[1])
+    picked = table[stream[:, None, None], head[None, :, None], index]
+    store(node, picked if source.type is I32 else decode(source.type, picked))
+
+
+def set_rows(node: Tensor) -> None:
+    """Write rows of `values` over rows of the target by index; of an index given twice, one row remains.
+
+    Raises:
+        ComputeError: an index outside the rows of the target; nothing is written then.
+    """
+    values, rows, _ = node.sources
+    table = cells(node)
+    index = _checked(node, rows, table.shape[2])
+    stream, head = np.arange(values.ne[3]), np.arange(values.ne[2])
+    every = index[stream[:, None] % rows.ne[2], head[None, :] % rows.ne[1]]
+    table[stream[:, None, None], head[None, :, None], every] = encode(node.type, cells(values))
+
+
+def _checked(node: Tensor, rows: Tensor, n_rows: int) -> Array:
+    """Return the indices [n2, n1, n0] once all are known to be inside."""
+    index = cells(rows)[0]
+    outside = index[(index < 0) | (index >= n_rows)]
+    if outside.size:
+        name = node.op.name if node.op else "leaf"
+        raise ComputeError(f"{name}: row index {outside[0]} is not one of the {n_rows} rows 0 to {n_rows - 1}")
+    return index
+
+
+def argmax(node: Tensor) -> None:
+    """The index of the largest element of each row; of equals the first."""
+    store(node, cells(node.sources[0])[0, 0].argmax(axis=-1))
+
+
+def argsort(node: Tensor) -> None:
+    """The indices that sort each row; of equals the lower index comes first here, but no order is promised."""
+    values = cells(node.sources[0])
+    store(node, np.argsort(-values if node.params["order"] else values, axis=-1, kind="stable"))
+
+
+def top_k(node: Tensor) -> None:
+    """The indices of the k largest elements of each row; their order is not promised."""
+    order = np.argsort(-cells(node.sources[0]), axis=-1, kind="stable")
+    store(node, order[..., : node.ne[0]])

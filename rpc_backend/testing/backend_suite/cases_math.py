@@ -1,0 +1,149 @@
+"""Cases of arithmetic: two sources, element-wise functions, gated units, rows.
+
+Belongs here: ADD, SUB, MUL, DIV, SCALE, UNARY, GLU, SUM_ROWS, RMS_NORM. Must not be here: anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rpc_backend.graph import ElementType, Glu, Tensor, Unary, build
+from rpc_backend.graph.element_types import BF16, F16, F32
+from rpc_backend.testing.backend_suite.case import Case, case_id, extents
+from rpc_backend.testing.backend_suite.leaves import Extents, Layout, Leaves
+
+_FLOATS = (F32, F16, BF16)
+_BINARY = {"ADD": build.add, "SUB": build.sub, "MUL": build.mul, "DIV": build.div}
+_PAIRS = ((F32, F32), (F16, F16), (F16, F32), (F32, F16), (BF16, BF16), (BF16, F32))
+_SHAPE: Extents = (66, 5, 4, 2)
+_BROADCASTS: tuple[Extents, ...] = ((66, 1, 1, 1), (1, 1, 1, 1), (66, 5, 1, 1), (1, 5, 4, 2), (33, 1, 2, 1))
+_LAYOUTS: tuple[tuple[Layout, Layout], ...] = (
+    ("padded", "packed"), ("packed", "padded"), ("permuted", "packed"), ("transposed", "packed"),
+    ("packed", "permuted"), ("packed", "transposed"), ("sliced", "sliced"),
+)  # fmt: skip
+_ROW_LENGTHS = (1, 3, 32, 33, 288, 576)
+_SPECIAL = np.array([0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 1e38, -1e-38])
+_EXTREMES = np.array([-1e4, -105.0, -88.0, -20.0, -6.0, -3.0, -1e-6, 0.0, 1e-6, 3.0, 6.0, 20.0, 88.0, 105.0, 1e4])
+
+
+def cases() -> Iterator[Case]:
+    """Yield all of them."""
+    for op in _BINARY:
+        yield from _binary_cases(op)
+    yield from _scale_cases()
+    yield from _unary_cases()
+    yield from _glu_cases()
+    for op in ("SUM_ROWS", "RMS_NORM"):
+        yield from _row_cases(op)
+
+
+def _binary_cases(op: str) -> Iterator[Case]:
+    for a_kind, b_kind in _PAIRS:
+        yield _binary(op, a_kind, b_kind, _SHAPE)
+        yield _binary(op, a_kind, b_kind, _BROADCASTS[0])
+    for ne in _BROADCASTS[1:]:
+        yield _binary(op, F32, F32, ne)
+    for a_layout, b_layout in _LAYOUTS:
+        yield _binary(op, F32, F32, _SHAPE, a_layout, b_layout)
+    yield _binary(op, F16, F16, _SHAPE, "permuted", "packed")
+    special = case_id(op, "F32", "infinities and NaN")
+    yield Case(special, op, lambda leaves: _special_binary(op, leaves), "relative")
+
+
+def _binary(
+    op: str, a_kind: ElementType, b_kind: ElementType, ne: Extents, a_layout: Layout = "packed",
+    b_layout: Layout = "packed",
+) -> Case:  # fmt: skip
+    def make(leaves: Leaves) -> Tensor:
+        a = leaves.tensor(a_kind, _SHAPE, a_layout)
+        b = leaves.tensor(b_kind, ne, b_layout, between=(0.5, 2.0) if op == "DIV" else None)
+        return _BINARY[op](a, b)
+
+    return Case(case_id(op, a_kind, extents(*_SHAPE), a_layout, b_kind, extents(*ne), b_layout), op, make)
+
+
+def _special_binary(op: str, leaves: Leaves) -> Tensor:
+    n = len(_SPECIAL)
+    a = leaves.constant(F32, (n, n, 1, 1), np.tile(_SPECIAL, n))
+    b = leaves.constant(F32, (n, n, 1, 1), np.repeat(_SPECIAL, n))
+    return _BINARY[op](a, b)
+
+
+def _scale_cases() -> Iterator[Case]:
+    for kind in _FLOATS:
+        yield _scale(kind, "packed", 0.5)
+    yield _scale(F32, "packed", 0.0)
+    yield _scale(F32, "padded", 0.5)
+    yield _scale(F32, "permuted", 0.5)
+
+
+def _scale(kind: ElementType, layout: Layout, bias: float) -> Case:
+    def make(leaves: Leaves) -> Tensor:
+        return build.scale(leaves.tensor(kind, (67, 5, 3, 2), layout), 0.37, bias)
+
+    return Case(case_id("SCALE", kind, "67x5x3x2", layout, f"bias{bias:g}"), "SCALE", make)
+
+
+def _unary_cases() -> Iterator[Case]:
+    for function in Unary:
+        for kind in _FLOATS:
+            yield _unary(function, kind, "packed")
+        yield _unary(function, F32, "padded")
+        yield _unary(function, F32, "transposed")
+        yield _extremes(function)
+
+
+def _unary(function: Unary, kind: ElementType, layout: Layout) -> Case:
+    def make(leaves: Leaves) -> Tensor:
+        return build.unary(function, leaves.tensor(kind, (67, 5, 3, 1), layout, between=(-5.0, 5.0)))
+
+    return Case(case_id("UNARY", function.name.lower(), kind, "67x5x3", layout), "UNARY", make)
+
+
+def _extremes(function: Unary) -> Case:
+    def make(leaves: Leaves) -> Tensor:
+        return build.unary(function, leaves.constant(F32, (len(_EXTREMES), 1, 1, 1), _EXTREMES))
+
+    return Case(case_id("UNARY", function.name.lower(), "extremes"), "UNARY", make, measure="relative", tolerance=1e-4)
+
+
+def _glu_cases() -> Iterator[Case]:
+    for function in Glu:
+        for kind in _FLOATS:
+            yield _glu(function, kind, halves=True, swapped=False)
+        for halves, swapped in ((True, True), (False, False), (False, True)):
+            yield _glu(function, F32, halves=halves, swapped=swapped)
+    for layout in ("padded", "permuted"):
+        for halves in (True, False):
+            yield _glu(Glu.SWIGLU, F32, halves=halves, swapped=False, layout=layout)
+
+
+def _glu(function: Glu, kind: ElementType, *, halves: bool, swapped: bool, layout: Layout = "packed") -> Case:
+    def make(leaves: Leaves) -> Tensor:
+        if halves:
+            return build.glu(function, leaves.tensor(kind, (2 * 45, 6, 2, 1), layout), swapped=swapped)
+        gate, value = (leaves.tensor(kind, (45, 6, 2, 1), layout) for _ in range(2))
+        return build.glu(function, gate, value, swapped=swapped)
+
+    how = ("halves" if halves else "two", "swapped" if swapped else "", layout)
+    return Case(case_id("GLU", function.name.lower(), kind, *how), "GLU", make)
+
+
+def _row_cases(op: str) -> Iterator[Case]:
+    for n in _ROW_LENGTHS:
+        yield _row(op, F32, n, "packed")
+    for layout in ("padded", "permuted", "sliced", "transposed"):
+        yield _row(op, F32, 70, layout)
+    if op == "RMS_NORM":
+        yield _row(op, F16, 70, "packed")
+        yield _row(op, BF16, 70, "packed")
+
+
+def _row(op: str, kind: ElementType, n: int, layout: Layout) -> Case:
+    def make(leaves: Leaves) -> Tensor:
+        a = leaves.tensor(kind, (n, 5, 3, 2), layout)
+        return build.sum_rows(a) if op == "SUM_ROWS" else build.rms_norm(a, 1e-5)
+
+    return Case(case_id(op, kind, extents(n, 5, 3, 2), layout), op, make)

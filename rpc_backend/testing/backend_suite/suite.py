@@ -1,0 +1,24 @@
+"""All cases.
+
+Belongs here: their collection. Must not be here: cases themselves.
+"""
+
+from __future__ import annotations
+
+from rpc_backend.testing.backend_suite import (
+    cases_attention,
+    cases_graphs,
+    cases_layout,
+    cases_math,
+    cases_products,
+    cases_rows,
+)
+from rpc_backend.testing.backend_suite.case import Case
+
+_MODULES = (cases_products, cases_math, cases_attention, cases_rows, cases_layout, cases_graphs)
+
+
+def cases() -> list[Case]:
+    """Return every case, each with an id of its own."""
+    found = {case.id: case for module in _MODULES for case in module.cases()}
+    return list(found.values())

@@ -1,0 +1,60 @@
+"""The choice of instructions."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpc_backend.errors import ConfigError
+from rpc_backend_numba import targets
+from rpc_backend_numba.targets import choose_target, machine_features
+
+AVX2 = {"avx2": True, "f16c": True, "fma": True, "sse2": True}
+AVX512 = {**AVX2, **dict.fromkeys(("avx512f", "avx512bw", "avx512vl", "avx512dq"), True)}
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch):
+    """Pretends to be a CPU of the features given."""
+    return lambda features: monkeypatch.setattr(targets, "cpu_features", lambda: features)
+
+
+@pytest.mark.parametrize(("features", "name"), [({}, "portable"), (AVX2, "avx2"), (AVX512, "avx512")])
+def test_auto_takes_the_widest_there_is(cpu, features: dict[str, bool], name: str) -> None:
+    cpu(features)
+
+    assert choose_target().name == name
+
+
+@pytest.mark.parametrize("has_vnni", [True, False])
+def test_byte_products_need_their_own_feature(cpu, has_vnni: bool) -> None:
+    cpu({**AVX512, "avx512vnni": has_vnni})
+
+    assert choose_target("avx512").byte_dot is has_vnni
+
+
+def test_any_target_can_be_forced_down(cpu) -> None:
+    cpu(AVX512)
+
+    assert [choose_target(name).lanes for name in ("avx512", "avx2", "portable")] == [16, 8, 8]
+
+
+def test_instructions_the_cpu_lacks_are_refused(cpu) -> None:
+    cpu(AVX2)
+
+    with pytest.raises(ConfigError, match="cpu_features=avx512.*only avx2, portable"):
+        choose_target("avx512")
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'sse9' is not known; known: auto, avx512, avx2, portable"):
+        choose_target("sse9")
+
+
+def test_lower_targets_use_no_higher_instructions(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu(AVX512)
+    monkeypatch.setattr(targets, "is_x86", lambda: True)
+
+    assert "+avx512f" not in machine_features(choose_target("avx2"))
+    assert "+avx2" in machine_features(choose_target("avx2"))
+    assert "+avx2" not in machine_features(choose_target("portable"))
+    assert "+sse2" in machine_features(choose_target("portable"))
