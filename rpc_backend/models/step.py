@@ -30,6 +30,11 @@ class Step:
     logits: Tensor | None
     graph: Graph
 
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The tensors that are read after the step."""
+        return [] if self.logits is None else [self.logits]
+
     def used_inputs(self) -> dict[str, Tensor]:
         """Return the inputs that the graph reads, by field name: the ones to place and to write."""
         used = set(self.graph.tensors())

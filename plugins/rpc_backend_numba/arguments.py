@@ -1,0 +1,90 @@
+"""Rows of a plan before their addresses are known.
+
+Belongs here: what a lowering says about one kernel call. Must not be here: which kernels an operation needs
+(`lowering`), or the blocks that kernels read (`layout`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rpc_backend.plugin_api import Tensor, host_address
+from rpc_backend_numba import layout
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Memory that one row fills and later rows read; `block` is its number in the plan."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """The working memory of each thread, whose parameter is followed by one for the distance between threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The address of a kernel's machine code."""
+
+    kernel: str
+
+
+Address = int | Shared
+Param = int | float | Shared | Private | Code
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as a kernel sees it: where it lies, extents, strides in bytes, element type."""
+
+    address: Address
+    ne: tuple[int, int, int, int]
+    nb: tuple[int, int, int, int]
+    type_code: int = 0
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Operand:
+        """Describe a placed tensor."""
+        return cls(host_address(tensor), tensor.ne, tensor.nb, tensor.type.code)
+
+    def words(self, address: int) -> list[int]:
+        return [address, *self.ne, *self.nb, self.type_code]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes that a row reads or writes: from an address, or of a shared block."""
+
+    start: Address
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Row:
+    """One kernel call. `operands` has the result first; `reads` and `writes` say what it touches."""
+
+    kernel: str
+    node: int
+    operands: Sequence[Operand | None]
+    params: Sequence[Param]
+    reads: list[Span]
+    writes: list[Span]
+    private_nbytes: int = 0
+    codes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.codes = [self.kernel, *(param.kernel for param in self.params if isinstance(param, Code))]
+
+
+def word_of(value: int | float) -> int:
+    """Return the int64 that stands for a parameter: itself, or the bits of a float64."""
+    if isinstance(value, float):
+        return int(struct.unpack("<q", struct.pack("<d", value))[0])
+    return value
+
+
+NO_OPERAND = [0] * layout.TENSOR_WORDS

@@ -1,0 +1,97 @@
+"""Compiled kernels on disk.
+
+Belongs here: where object files are kept, and that a damaged one is never used. Must not be here: compiling.
+
+A folder's name holds a digest of all that its kernels depend on: this package's sources, numba and llvmlite,
+and the CPU. A change of any makes a new folder, so that no stale kernel is ever loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rpc_backend_numba.targets import Target, cpu_name, machine_features
+
+_log = logging.getLogger(__name__)
+_DIGEST_NBYTES = 16
+
+
+class KernelCache:
+    """Object files by kernel name in one folder; without a folder, or if it cannot be written, nothing is kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def read(self, name: str) -> tuple[str, bytes] | None:
+        """Return the symbol and object file of a kernel, or None if there is no good one."""
+        if self.folder is None:
+            return None
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        digest, body = data[:_DIGEST_NBYTES], data[_DIGEST_NBYTES:]
+        if digest != _digest(body):
+            _log.warning("the compiled kernel %s is damaged and will be compiled again", path)
+            return None
+        symbol, object_file = body.split(b"\0", 1)
+        return symbol.decode(), object_file
+
+    def write(self, name: str, symbol: str, object_file: bytes) -> None:
+        """Keep a kernel: a reader sees the whole file or none. A failure is a warning, and ends keeping."""
+        if self.folder is None:
+            return
+        body = symbol.encode() + b"\0" + object_file
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _replace(self._path(name), _digest(body) + body)
+        except OSError as error:
+            _log.warning("compiled kernels cannot be kept in %s: %s", self.folder, error)
+            self.folder = None
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{name}.o"
+
+
+def cache_folder(root: Path, target: Target, package: Path = Path(__file__).parent) -> Path:
+    """Return the folder below `root` for kernels of this code on this CPU; `package` is the folder of the code."""
+    facts = [_sources_digest(package), _version("numba"), _version("llvmlite"), cpu_name(), machine_features(target)]
+    key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
+    return root / "numba-kernels" / f"{cpu_name()}-{target.name}-{key}"
+
+
+def _replace(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_NBYTES).digest()
+
+
+def _sources_digest(package: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,88 @@
+"""The device: this machine's processor.
+
+Belongs here: Device of this backend. Must not be here: numba, which is imported when a kernel must be compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import psutil
+
+from rpc_backend.plugin_api import (
+    BufferUsage,
+    Device,
+    DeviceInfo,
+    Graph,
+    HostBuffer,
+    Memory,
+    OutOfMemoryError,
+    SerialStream,
+    Tensor,
+    UnsupportedOpError,
+)
+from rpc_backend_numba.builder import PlanBuilder
+from rpc_backend_numba.library import KernelLibrary
+from rpc_backend_numba.lowering import LOWERINGS
+from rpc_backend_numba.plan import NumbaPlan
+from rpc_backend_numba.table import Table
+from rpc_backend_numba.targets import cpu_name
+from rpc_backend_numba.threads import ComputeThreads
+
+_log = logging.getLogger(__name__)
+
+
+class NumbaDevice(Device):
+    """Host memory and compiled kernels on a fixed number of threads."""
+
+    def __init__(self, library: KernelLibrary, n_threads: int) -> None:
+        target = library.target
+        self.info = DeviceInfo(
+            name="cpu",
+            description=f"{cpu_name()} with {target.name} kernels, threads: {n_threads}",
+            kind="cpu",
+            is_host=True,
+        )
+        self._library = library
+        self._threads = ComputeThreads(library, n_threads)
+
+    def memory(self) -> Memory:
+        memory = psutil.virtual_memory()
+        return Memory(memory.available, memory.total)
+
+    def alloc_buffer(self, nbytes: int, usage: BufferUsage = BufferUsage.ANY) -> HostBuffer:
+        free = self.memory().free_nbytes
+        if not 0 <= nbytes <= free:
+            raise OutOfMemoryError(f"cannot allocate {nbytes} bytes on device cpu, {free} are free")
+        return HostBuffer(self, nbytes, usage)
+
+    def supports_op(self, tensor: Tensor) -> bool:
+        if tensor.op is None:
+            return False
+        lowering = LOWERINGS.get(tensor.op.name)
+        return not tensor.op.moves_data or (lowering is not None and lowering.supports(tensor))
+
+    def compile(self, graph: Graph) -> NumbaPlan:
+        started = time.monotonic()
+        builder = PlanBuilder(self._library.target.lanes)
+        for position, node in enumerate(graph.nodes):
+            if not self.supports_op(node):
+                types = ", ".join(source.type.name for source in node.sources)
+                raise UnsupportedOpError(f"device cpu cannot run {node} of {types}")
+            if node.op is not None and node.op.moves_data and node.n_elements:
+                builder.start_node(position)
+                LOWERINGS[node.op.name].emit(builder, node)
+        table = Table(builder, self._library, self._threads.n_threads)
+        _log.debug("%d nodes are %d rows, planned in %.3f s", len(graph.nodes), len(builder.rows), _since(started))
+        return NumbaPlan(graph, table, self._threads)
+
+    def create_stream(self) -> SerialStream:
+        return SerialStream(self)
+
+    def close(self) -> None:
+        self._threads.close()
+
+
+def _since(started: float) -> float:
+    return time.monotonic() - started

@@ -1,0 +1,154 @@
+"""Arithmetic element by element.
+
+Belongs here: ADD, SUB, MUL, DIV, SCALE, UNARY, GLU. Must not be here: anything that looks along a row.
+
+Packed F32 rows go by the vector; any other mix of float types and strides goes element by element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rpc_backend_numba.element_codes import F32 as F32_CODE
+from rpc_backend_numba.kernels.access import (
+    element_code,
+    extent,
+    n_rows,
+    param,
+    param_float,
+    repeated_row_address,
+    row_address,
+    share,
+    split_row,
+    stride,
+)
+from rpc_backend_numba.kernels.activations import make_activation
+from rpc_backend_numba.kernels.elements import make_any_element
+from rpc_backend_numba.simd import extract, fma, helper, load, splat, store
+from rpc_backend_numba.simd.layer import Layer
+
+
+@helper
+def _is_packed(args, tensor):
+    return element_code(args, tensor) == F32_CODE and stride(args, tensor, 0) == 4
+
+
+def make_binary(layer: Layer, name: str) -> Any:
+    """Return the kernel of ADD, SUB, MUL or DIV; tensor 2 repeats along every axis."""
+    F32, lanes = layer.F32, layer.lanes
+    load_any, store_any = make_any_element(layer)
+    which = ("ADD", "SUB", "MUL", "DIV").index(name)
+
+    @helper
+    def apply(a, b):
+        if which == 0:
+            return a + b
+        if which == 1:
+            return a - b
+        if which == 2:
+            return a * b
+        return a / b
+
+    @helper
+    def packed_row(a, b, out, n):
+        i = 0
+        while i + lanes <= n:
+            store(out + 4 * i, apply(load(F32, a + 4 * i), load(F32, b + 4 * i)))
+            i += lanes
+        return i
+
+    def binary(args, ith, nth):
+        n, repeat = extent(args, 0, 0), extent(args, 2, 0)
+        fast = _is_packed(args, 0) and _is_packed(args, 1) and _is_packed(args, 2) and repeat == n
+        code_a, code_b, code_out = element_code(args, 1), element_code(args, 2), element_code(args, 0)
+        step_a, step_b, step_out = stride(args, 1, 0), stride(args, 2, 0), stride(args, 0, 0)
+        first, last = share(n_rows(args, 0), ith, nth)
+        for row in range(first, last):
+            i1, i2, i3 = split_row(row, args, 0)
+            a, b = row_address(args, 1, i1, i2, i3), repeated_row_address(args, 2, i1, i2, i3)
+            out = row_address(args, 0, i1, i2, i3)
+            start = packed_row(a, b, out, n) if fast else 0
+            for i in range(start, n):
+                value = apply(load_any(code_a, a + i * step_a), load_any(code_b, b + i % repeat * step_b))
+                store_any(code_out, out + i * step_out, value)
+
+    return binary
+
+
+def _make_map(layer: Layer, function: Any) -> Any:
+    """Return the kernel that applies `function(v, args)` to every element of tensor 1."""
+    F32, lanes = layer.F32, layer.lanes
+    load_any, store_any = make_any_element(layer)
+
+    def elementwise(args, ith, nth):
+        n, fast = extent(args, 0, 0), _is_packed(args, 0) and _is_packed(args, 1)
+        first, last = share(n_rows(args, 0), ith, nth)
+        for row in range(first, last):
+            i1, i2, i3 = split_row(row, args, 0)
+            a, out = row_address(args, 1, i1, i2, i3), row_address(args, 0, i1, i2, i3)
+            i = 0
+            while fast and i + lanes <= n:
+                store(out + 4 * i, function(load(F32, a + 4 * i), args))
+                i += lanes
+            while i < n:
+                x = load_any(element_code(args, 1), a + i * stride(args, 1, 0))
+                value = extract(function(splat(F32, x), args), 0)
+                store_any(element_code(args, 0), out + i * stride(args, 0, 0), value)
+                i += 1
+
+    return elementwise
+
+
+def make_scale(layer: Layer) -> Any:
+    """Return the kernel of SCALE: parameters 0 the factor, 1 what is added."""
+    F32 = layer.F32
+
+    @helper
+    def scale(x, args):
+        return fma(x, splat(F32, param_float(args, 0)), splat(F32, param_float(args, 1)))
+
+    return _make_map(layer, scale)
+
+
+def make_unary(layer: Layer, name: str) -> Any:
+    """Return the kernel of one member of `Unary`."""
+    activation = make_activation(layer, name)
+
+    @helper
+    def apply(x, args):
+        return activation(x)
+
+    return _make_map(layer, apply)
+
+
+GATE_OFFSET, VALUE_OFFSET = 0, 1
+"""Parameters of GLU: where in a row of tensor 1 the gate begins, and in a row of tensor 2 the value, in bytes."""
+
+
+def make_glu(layer: Layer, name: str) -> Any:
+    """Return the kernel of one member of `Glu`: activation(gate) times value."""
+    F32, lanes = layer.F32, layer.lanes
+    load_any, store_any = make_any_element(layer)
+    activation = make_activation(layer, name)
+
+    def glu(args, ith, nth):
+        n = extent(args, 0, 0)
+        fast = _is_packed(args, 0) and _is_packed(args, 1) and _is_packed(args, 2)
+        first, last = share(n_rows(args, 0), ith, nth)
+        for row in range(first, last):
+            i1, i2, i3 = split_row(row, args, 0)
+            gate = row_address(args, 1, i1, i2, i3) + param(args, GATE_OFFSET)
+            value = row_address(args, 2, i1, i2, i3) + param(args, VALUE_OFFSET)
+            out = row_address(args, 0, i1, i2, i3)
+            i = 0
+            while fast and i + lanes <= n:
+                store(out + 4 * i, activation(load(F32, gate + 4 * i)) * load(F32, value + 4 * i))
+                i += lanes
+            while i < n:
+                x = load_any(element_code(args, 1), gate + i * stride(args, 1, 0))
+                y = load_any(element_code(args, 2), value + i * stride(args, 2, 0))
+                product = extract(activation(splat(F32, x)), 0) * y
+                store_any(element_code(args, 0), out + i * stride(args, 0, 0), product)
+                i += 1
+
+    return glu

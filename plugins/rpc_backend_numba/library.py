@@ -1,0 +1,109 @@
+"""The kernels of one target, compiled when first asked for.
+
+Belongs here: kernel names and how each is got: from memory, from disk, or compiled. Must not be here: what
+kernels do, or which ones a graph needs (`lowering`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from importlib import import_module
+from threading import Lock
+from typing import NamedTuple
+
+from rpc_backend_numba.cache import KernelCache
+from rpc_backend_numba.code import CodeLoader
+from rpc_backend_numba.targets import Target
+
+_log = logging.getLogger(__name__)
+
+
+class KernelSource(NamedTuple):
+    """Where a kernel is made: `module.factory(layer, *variant)` returns a function of `n_args` int64s."""
+
+    module: str
+    factory: str
+    n_args: int = 3
+
+
+KERNELS: dict[str, KernelSource] = {
+    "run": KernelSource("walker", "make_run", 2),
+    "serve": KernelSource("walker", "make_serve"),
+    "inputs_row": KernelSource("product_inputs", "make_inputs_row"),
+    "inputs_tile": KernelSource("product_inputs", "make_inputs_tile"),
+    "inputs_float_row": KernelSource("product_inputs", "make_inputs_float_row"),
+    "inputs_float_tile": KernelSource("product_inputs", "make_inputs_float_tile"),
+    "product_rows": KernelSource("product", "make_product_rows"),
+    "product_tiles": KernelSource("product", "make_product_tiles"),
+    "rows": KernelSource("product_rows", "make_rows", 9),
+    "float_rows": KernelSource("product_rows", "make_float_rows", 9),
+    "panel": KernelSource("product_panels", "make_panel", 6),
+    "float_panel": KernelSource("product_panels", "make_float_panel", 6),
+    "tile": KernelSource("product_tiles", "make_tile", 9),
+    "to_float": KernelSource("row_codecs", "make_to_float"),
+    "from_float": KernelSource("row_codecs", "make_from_float"),
+    "copy": KernelSource("copies", "make_copy"),
+    "copy_rows": KernelSource("copies", "make_copy_rows"),
+    "concat": KernelSource("copies", "make_concat"),
+    "repeat": KernelSource("copies", "make_repeat"),
+    "get_rows": KernelSource("rows", "make_get_rows"),
+    "set_rows": KernelSource("rows", "make_set_rows"),
+    "binary": KernelSource("elementwise", "make_binary"),
+    "scale": KernelSource("elementwise", "make_scale"),
+    "unary": KernelSource("elementwise", "make_unary"),
+    "glu": KernelSource("elementwise", "make_glu"),
+    "rms_norm": KernelSource("reductions", "make_rms_norm"),
+    "sum_rows": KernelSource("reductions", "make_sum_rows"),
+    "soft_max": KernelSource("reductions", "make_soft_max"),
+    "argmax": KernelSource("sorting", "make_argmax"),
+    "argsort": KernelSource("sorting", "make_argsort"),
+    "angles": KernelSource("rope", "make_angles"),
+    "rope": KernelSource("rope", "make_rope"),
+    "attention": KernelSource("attention", "make_attention"),
+}
+"""A kernel's name is one of these, with its variant after a dot: `rows.Q4_1`."""
+
+
+class KernelLibrary:
+    """Addresses of kernels by name. Any thread may ask."""
+
+    def __init__(self, target: Target, cache: KernelCache) -> None:
+        self.target = target
+        self._cache = cache
+        self._loader = CodeLoader(target)
+        self._addresses: dict[str, int] = {}
+        self._lock = Lock()
+
+    def addresses(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the addresses of kernels; those not yet compiled for this CPU are compiled now."""
+        with self._lock:
+            wanted = sorted(set(names))
+            missing = [name for name in wanted if name not in self._addresses and not self._load(name)]
+            if missing:
+                self._compile(missing)
+            return {name: self._addresses[name] for name in wanted}
+
+    def _load(self, name: str) -> bool:
+        found = self._cache.read(name)
+        if found is not None:
+            self._addresses[name] = self._loader.load(*found)
+        return found is not None
+
+    def _compile(self, names: list[str]) -> None:
+        from rpc_backend_numba.compile import compile_function
+        from rpc_backend_numba.simd.layer import Layer
+
+        _log.info("compiling %d kernels for this CPU, once: %s", len(names), ", ".join(names))
+        started = time.monotonic()
+        layer = Layer(self.target)
+        for name in names:
+            kind, _, variant = name.partition(".")
+            source = KERNELS[kind]
+            factory = getattr(import_module(f"rpc_backend_numba.kernels.{source.module}"), source.factory)
+            function = factory(layer, *([variant] if variant else []))
+            symbol, object_file = compile_function(function, source.n_args, self._loader.machine)
+            self._cache.write(name, symbol, object_file)
+            self._addresses[name] = self._loader.load(symbol, object_file)
+        _log.info("compiled %d kernels in %.1f s", len(names), time.monotonic() - started)

@@ -1,0 +1,59 @@
+"""RMS_NORM, SUM_ROWS, ARGMAX, ARGSORT, TOP_K, GET_ROWS, SET_ROWS.
+
+Belongs here: operations along rows and on rows by index. Must not be here: attention.
+"""
+
+from __future__ import annotations
+
+from rpc_backend.plugin_api import Tensor
+from rpc_backend_numba.arguments import Code
+from rpc_backend_numba.builder import PlanBuilder
+from rpc_backend_numba.lowering.types import DECODABLE, ENCODABLE, F32, I32
+
+
+def supports_f32(node: Tensor) -> bool:
+    return node.sources[0].type is F32
+
+
+def supports_order(node: Tensor) -> bool:
+    return node.sources[0].type is F32 and node.has_packed_rows
+
+
+def supports_get_rows(node: Tensor) -> bool:
+    table = node.sources[0]
+    return (table.type in DECODABLE or table.type is I32) and table.has_packed_rows and node.has_packed_rows
+
+
+def supports_set_rows(node: Tensor) -> bool:
+    return node.type in ENCODABLE and node.has_packed_rows and node.sources[0].has_packed_rows
+
+
+def rms_norm(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("rms_norm", node, node.sources, [float(node.params["eps"])])
+
+
+def sum_rows(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("sum_rows", node, node.sources)
+
+
+def argmax(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("argmax", node, node.sources)
+
+
+def argsort(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("argsort", node, node.sources, [int(node.params["order"])])
+
+
+def top_k(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("argsort", node, node.sources, [1])
+
+
+def get_rows(builder: PlanBuilder, node: Tensor) -> None:
+    table = node.sources[0]
+    same_bits = table.type is I32
+    builder.row("get_rows", node, node.sources, [Code("to_float.F32" if same_bits else f"to_float.{table.type.name}")])
+
+
+def set_rows(builder: PlanBuilder, node: Tensor) -> None:
+    values, indices, _ = node.sources
+    builder.row("set_rows", node, [values, indices], [Code(f"from_float.{node.type.name}")])

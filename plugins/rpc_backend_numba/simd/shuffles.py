@@ -1,0 +1,158 @@
+"""Moves between lanes.
+
+Belongs here: taking vectors apart and joining them. Must not be here: arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from rpc_backend_numba.intrinsics import intrinsic
+from rpc_backend_numba.simd.vectors import VectorType, vector
+
+_I32 = ir.IntType(32)
+
+
+def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+
+
+@intrinsic
+def concat(typing_context: Any, a: Any, b: Any) -> Any:
+    """The lanes of `a`, then those of `b`."""
+    if not isinstance(a, VectorType) or a != b:
+        return None
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _shuffle(builder, args[0], args[1], list(range(2 * a.lanes)))
+
+    return vector(a.element, 2 * a.lanes)(a, a), emit
+
+
+def _part(first: bool, a: Any) -> Any:
+    if not isinstance(a, VectorType):
+        return None
+    lanes = a.lanes // 2
+    start = 0 if first else lanes
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _shuffle(builder, args[0], args[0], list(range(start, start + lanes)))
+
+    return vector(a.element, lanes)(a), emit
+
+
+@intrinsic
+def low_half(typing_context: Any, a: Any) -> Any:
+    """The first half of the lanes."""
+    return _part(True, a)
+
+
+@intrinsic
+def high_half(typing_context: Any, a: Any) -> Any:
+    """The second half of the lanes."""
+    return _part(False, a)
+
+
+def _every_second(first: int, a: Any) -> Any:
+    if not isinstance(a, VectorType):
+        return None
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _shuffle(builder, args[0], args[0], list(range(first, a.lanes, 2)))
+
+    return vector(a.element, a.lanes // 2)(a), emit
+
+
+@intrinsic
+def even_lanes(typing_context: Any, a: Any) -> Any:
+    """Lanes 0, 2, 4, …"""
+    return _every_second(0, a)
+
+
+@intrinsic
+def odd_lanes(typing_context: Any, a: Any) -> Any:
+    """Lanes 1, 3, 5, …"""
+    return _every_second(1, a)
+
+
+@intrinsic
+def interleave(typing_context: Any, a: Any, b: Any) -> Any:
+    """Lanes of `a` and `b` in turn: a0, b0, a1, b1, …"""
+    if not isinstance(a, VectorType) or a != b:
+        return None
+    order = [lane + a.lanes * which for lane in range(a.lanes) for which in (0, 1)]
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _shuffle(builder, args[0], args[1], order)
+
+    return vector(a.element, 2 * a.lanes)(a, a), emit
+
+
+@intrinsic
+def extract(typing_context: Any, a: Any, lane: Any) -> Any:
+    """`extract(v, lane)`: one lane as a scalar."""
+    if not isinstance(a, VectorType):
+        return None
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], args[1])
+
+    return a.element(a, types.intp), emit
+
+
+@intrinsic
+def place(typing_context: Any, a: Any, value: Any, lane: Any) -> Any:
+    """`place(v, scalar, lane)`: `v` with one lane replaced."""
+    if not isinstance(a, VectorType):
+        return None
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.insert_element(args[0], context.cast(builder, args[1], sig.args[1], a.element), args[2])
+
+    return a(a, value, types.intp), emit
+
+
+@intrinsic
+def lanes_of_bits(typing_context: Any, bits: Any) -> Any:
+    """A uint32 as 32 truth values, lowest bit first."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.VectorType(ir.IntType(1), 32))
+
+    return vector(types.boolean, 32)(types.uint32), emit
+
+
+def lookup_intrinsic(table: tuple[int, ...], native: bool) -> Any:
+    """Return `lookup(v)`: of each uint8 lane below 16, the byte at that position of `table`.
+
+    `native` uses x86's byte shuffle; the other way reads the table lane by lane.
+    """
+
+    @intrinsic
+    def lookup(typing_context: Any, places: Any) -> Any:
+        if not isinstance(places, VectorType):
+            return None
+
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            byte = ir.IntType(8)
+            bytes16 = ir.VectorType(byte, 16)
+            if native:
+                kind = ir.FunctionType(bytes16, [bytes16, bytes16])
+                shuffle = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.ssse3.pshuf.b.128")
+                parts = [_shuffle(builder, args[0], args[0], list(range(at, at + 16))) for at in (0, 16)]
+                found = [builder.call(shuffle, [ir.Constant(bytes16, list(table)), part]) for part in parts]
+                return _shuffle(builder, found[0], found[1], list(range(32)))
+            result = ir.Constant(args[0].type, None)
+            for lane in range(places.lanes):
+                at = builder.extract_element(args[0], ir.Constant(_I32, lane))
+                value = builder.extract_element(ir.Constant(bytes16, list(table)), builder.zext(at, _I32))
+                result = builder.insert_element(result, value, ir.Constant(_I32, lane))
+            return result
+
+        return places(places), emit
+
+    return lookup

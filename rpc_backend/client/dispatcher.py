@@ -1,0 +1,237 @@
+"""Requests out, answers in: the one place where a connection's messages pass.
+
+Belongs here: futures of open requests, deadlines, what happens when the worker is lost. Must not be here: what
+commands mean (`device`, `stream`), opening connections (`connection`).
+
+The channel's I/O thread delivers messages and is the only writer to the socket; callers hold the lock only to
+number a message and put it into the channel's queue, so messages leave in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rpc_backend.client.counters import Counters
+from rpc_backend.client.pulse import Pulse, Verdict
+from rpc_backend.errors import DeadlineError, ErrorContext, WorkerLostError
+from rpc_backend.interfaces import Channel, Ticket
+from rpc_backend.protocol import (
+    ClientConversation,
+    Command,
+    ErrorEvent,
+    Frame,
+    Frames,
+    Limits,
+    NoticeEvent,
+    ReplyEvent,
+)
+from rpc_backend.protocol.commands import PING
+from rpc_backend.protocol.records import Empty
+from rpc_backend.settings import Settings
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[Reply]):
+    """A reply. `payload` is a view of the received frame, empty if the command has none."""
+
+    reply: Reply
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[Reply]):
+    """A request whose answer is to come."""
+
+    sequence: int
+    command: Command[Any, Reply]
+    future: Future[Answer[Reply]]
+    ticket: Ticket
+
+
+class Dispatcher:
+    """The traffic of one connection. Any thread may call it."""
+
+    def __init__(self, name: str, settings: Settings, limits: Limits) -> None:
+        """`name` is the endpoint, for errors; `counters` counts what passes."""
+        self.name = name
+        self._timeout_s = settings.command_timeout_ms / 1000
+        self._conversation = ClientConversation(limits)
+        self._pulse = Pulse(settings.heartbeat_timeout_ms / 1000)
+        self.counters = Counters()
+        self._lock = threading.RLock()
+        self._open: dict[int, Future[Answer[Any]]] = {}
+        self._channel: Channel | None = None
+        self._lost: Exception | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether every call fails from now on."""
+        return self._lost is not None
+
+    def attach(self, channel: Channel) -> None:
+        """Send through `channel`, whose callbacks are `on_message` and `on_lost`."""
+        self._channel = channel
+
+    def agree(self, minor: int) -> None:
+        """HELLO went well: allow every command of this minor version."""
+        with self._lock:
+            self._conversation.agree(minor)
+
+    def call(
+        self,
+        command: Command[Request, Reply],
+        request: Request,
+        payload: Frame | None = None,
+        *,
+        stream: int = 0,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Send a request and return its reply.
+
+        Raises:
+            DeadlineError: no answer in time.
+            WorkerLostError: the worker is gone.
+            RpcBackendError: the worker's own answer.
+        """
+        return self.wait(self.submit(command, request, payload, stream=stream), timeout_s=timeout_s).reply
+
+    def submit(
+        self, command: Command[Request, Reply], request: Request, payload: Frame | None = None, *, stream: int = 0
+    ) -> Pending[Reply]:
+        """Send a request and return at once; `payload` must not change before the ticket is done.
+
+        Raises:
+            WorkerLostError: the worker is gone.
+        """
+        future: Future[Answer[Reply]] = Future()
+        with self._lock:
+            sequence, frames = self._conversation.request(command, request, stream=stream, payload=payload)
+            self._open[sequence] = future
+            ticket = self._send(command, frames)
+        return Pending(sequence, command, future, ticket)
+
+    def post(
+        self, command: Command[Request, None], request: Request, payload: Frame | None = None, *, stream: int = 0
+    ) -> Ticket:
+        """Send a command that has no reply. As `submit`."""
+        with self._lock:
+            _, frames = self._conversation.request(command, request, stream=stream, payload=payload)
+            return self._send(command, frames)
+
+    def wait(self, pending: Pending[Reply], *, timeout_s: float | None = None) -> Answer[Reply]:
+        """Return the answer of a request. Raises as `call`."""
+        started_s = time.monotonic()
+        deadline_s = started_s + (self._timeout_s if timeout_s is None else timeout_s)
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return pending.future.result(max(0.0, min(left_s, self._pulse.interval_s)))
+            except TimeoutError:
+                if left_s <= 0:
+                    raise self._late(pending, started_s) from None
+                self._check_pulse(started_s)
+
+    def wait_sent(self, ticket: Ticket) -> None:
+        """Return when the bytes of a message may be changed.
+
+        Raises:
+            DeadlineError: they did not leave in time.
+        """
+        started_s = time.monotonic()
+        while not ticket.done:
+            try:
+                ticket.wait(self._pulse.interval_s)
+            except DeadlineError:
+                if time.monotonic() - started_s > self._timeout_s:
+                    text = f"bytes did not leave for the worker within {self._timeout_s:g} s"
+                    raise DeadlineError(text, context=ErrorContext(worker=self.name)) from None
+                self._check_pulse(started_s)
+
+    def on_message(self, frames: list[memoryview]) -> None:
+        """Take one message from the worker. Raises ProtocolError if the connection is of no more use."""
+        with self._lock:
+            event = self._conversation.receive(frames)
+            self._pulse.heard(time.monotonic())
+            future = None if isinstance(event, NoticeEvent) else self._open.pop(event.request, None)
+        if isinstance(event, NoticeEvent):
+            # The stream raises it at its next synchronising call; this is for those who watch the log.
+            _LOG.info("worker %s: stream %d: %s", self.name, event.stream, event.error)
+            return
+        self.counters.received(event.command.name, sum(frame.nbytes for frame in frames))
+        if future is not None:
+            _settle(future, event, self.name)
+
+    def on_lost(self, error: Exception) -> None:
+        """Fail every open request, and every later one."""
+        with self._lock:
+            if self._lost is None:
+                self._lost = error
+            waiting, self._open = list(self._open.values()), {}
+        for future in waiting:
+            future.set_exception(self._lost_error(""))
+
+    def close(self, linger_s: float) -> None:
+        """Send what is queued, then end; open requests fail. A second call does nothing."""
+        if self._channel is not None:
+            self._channel.close(linger_s)
+        self.on_lost(WorkerLostError("the connection was closed here"))
+
+    def abort(self) -> None:
+        """End at once; open requests fail. Never raises."""
+        if self._channel is not None:
+            self._channel.abort()
+        self.on_lost(WorkerLostError("the connection was closed here"))
+
+    def _send(self, command: Command[Any, Any], frames: Frames) -> Ticket:
+        if self._lost is not None or self._channel is None:
+            raise self._lost_error(command.name)
+        try:
+            ticket = self._channel.send(frames)
+        except WorkerLostError as error:
+            raise error.located(worker=self.name, command=command.name) from None
+        self.counters.sent(command.name, sum(memoryview(frame).nbytes for frame in frames))
+        return ticket
+
+    def _late(self, pending: Pending[Any], started_s: float) -> DeadlineError:
+        """Forget a request, so that its late answer is dropped, and return the error."""
+        with self._lock:
+            self._open.pop(pending.sequence, None)
+        waited_s = time.monotonic() - started_s
+        context = ErrorContext(worker=self.name, command=pending.command.name)
+        return DeadlineError(f"no answer within {waited_s:.1f} s", context=context)
+
+    def _check_pulse(self, waiting_since_s: float) -> None:
+        with self._lock:
+            if self._conversation.minor is None:
+                return  # HELLO has a deadline of its own, and nothing can be asked before its answer
+            verdict = self._pulse.judge(waiting_since_s, time.monotonic())
+        if verdict is Verdict.ASK:
+            self.submit(PING, Empty())
+        elif verdict is Verdict.LOST:
+            timeout_s = self._pulse.timeout_s
+            self.on_lost(WorkerLostError(f"it has not answered anything, PING included, for {timeout_s:g} s"))
+            self.abort()
+
+    def _lost_error(self, command: str) -> WorkerLostError:
+        """Return a new exception: several threads may raise it."""
+        reason = self._lost.message if isinstance(self._lost, WorkerLostError) else str(self._lost)
+        error = WorkerLostError(f"worker lost: {reason}", context=ErrorContext(worker=self.name, command=command))
+        error.__cause__ = self._lost
+        return error
+
+
+def _settle(future: Future[Answer[Any]], event: ReplyEvent | ErrorEvent, name: str) -> None:
+    if isinstance(event, ErrorEvent):
+        future.set_exception(event.error.located(worker=name, command=event.command.name))
+    else:
+        future.set_result(Answer(event.body, memoryview(b"") if event.payload is None else event.payload))

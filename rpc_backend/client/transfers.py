@@ -1,0 +1,76 @@
+"""Tensor bytes to a worker and back, in parts.
+
+Belongs here: chunks and the use of the caller's memory. Must not be here: order and windows (`queue`), places of
+tensors (`placement`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpc_backend.client.queue import CommandQueue
+from rpc_backend.errors import ErrorContext, GraphError, RemoteProtocolError
+from rpc_backend.interfaces import Ticket
+from rpc_backend.protocol.commands import GET_TENSOR, SET_TENSOR
+from rpc_backend.protocol.records import Record, TensorRange
+
+UPLOAD_CHUNK_NBYTES = 2 << 20
+DOWNLOAD_CHUNK_NBYTES = 4 << 20
+_HEADER_NBYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """The way of tensor bytes through one queue; `max_payload_nbytes` is the worker's limit."""
+
+    queue: CommandQueue
+    max_payload_nbytes: int
+
+    def upload(self, record: Record, data: memoryview, offset: int) -> None:
+        """Write `data` over a tensor from `offset` on; `data` may be reused on return."""
+        if data.nbytes == 0:
+            return
+        view = data.cast("B")
+        step = min(UPLOAD_CHUNK_NBYTES, self.max_payload_nbytes)
+        tickets: list[Ticket] = []
+        for start in range(0, view.nbytes, step):
+            chunk = view[start : start + step]
+            request = TensorRange(record, offset + start, chunk.nbytes)
+            ticket = self.queue.post(SET_TENSOR, request, chunk, nbytes=chunk.nbytes + _HEADER_NBYTES)
+            if ticket is None:
+                break
+            if not ticket.done:
+                tickets.append(ticket)
+        for ticket in tickets:
+            self.queue.dispatcher.wait_sent(ticket)
+
+    def download(self, record: Record, out: memoryview, offset: int) -> None:
+        """Fill `out` with a tensor's bytes from `offset` on.
+
+        Raises:
+            RpcBackendError: also an error of anything queued before.
+        """
+        if out.nbytes == 0:
+            self.queue.synchronize()
+            return
+        view = out.cast("B")
+        step = min(DOWNLOAD_CHUNK_NBYTES, self.max_payload_nbytes)
+        for start in range(0, view.nbytes, step):
+            part = view[start : start + step]
+            payload = self.queue.call(GET_TENSOR, TensorRange(record, offset + start, part.nbytes)).payload
+            if payload.nbytes != part.nbytes:
+                raise RemoteProtocolError(
+                    f"{part.nbytes} bytes were asked for and {payload.nbytes} came",
+                    context=ErrorContext(worker=self.queue.dispatcher.name, command=GET_TENSOR.name),
+                )
+            part[:] = payload
+
+
+def check_range(nbytes: int, offset: int, limit: int, what: str) -> None:
+    """Check that `nbytes` at `offset` lie within `limit` bytes of `what`.
+
+    Raises:
+        GraphError: they do not.
+    """
+    if not 0 <= offset <= offset + nbytes <= limit:
+        raise GraphError(f"{nbytes} bytes at {offset} are outside {what} of {limit} bytes")

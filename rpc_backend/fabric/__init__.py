@@ -1,0 +1,7 @@
+"""ROUTER and DEALER sockets, each owned by one I/O thread. The only importer of zmq."""
+
+from rpc_backend.fabric.client_channel import ClientChannel, connect
+from rpc_backend.fabric.listener import WorkerListener, listen
+from rpc_backend.fabric.options import FabricOptions
+
+__all__ = ["ClientChannel", "FabricOptions", "WorkerListener", "connect", "listen"]

@@ -1,0 +1,312 @@
+"""The worker's end of the fabric: one ROUTER, owned by one I/O thread.
+
+Belongs here: binding, receiving from and sending to many peers, cutting a peer off. Must not be here: what messages
+mean, sessions, who may bind where.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import zmq
+
+from rpc_backend.errors import EndpointError
+from rpc_backend.fabric.io_thread import IoThread
+from rpc_backend.fabric.monitor import Happened, Monitor
+from rpc_backend.fabric.options import FabricOptions
+from rpc_backend.fabric.outgoing import Outgoing, prepare
+from rpc_backend.fabric.peers import Peer, PeerTable, Verdict
+from rpc_backend.fabric.sockets import bind_error, cut, inode_of, is_from_dealer, make_socket, receive, source_fd, views
+from rpc_backend.interfaces import Listener, OnPeerLost, OnPeerMessage, PeerId, Ticket, Transport
+from rpc_backend.protocol.endpoint import Endpoint
+from rpc_backend.protocol.framing import Frame
+
+MESSAGES_PER_TURN = 32
+_START_TIMEOUT_S = 30.0
+_RETRY_FAST_MS, _RETRY_SLOW_MS, _FAST_RETRIES = 1, 10, 100
+
+_log = logging.getLogger(__name__)
+
+TransportFor = Callable[[str], Transport]
+
+
+def listen(
+    endpoints: Sequence[Endpoint],
+    transport_for: TransportFor,
+    *,
+    on_message: OnPeerMessage,
+    on_peer_lost: OnPeerLost,
+    options: FabricOptions | None = None,
+) -> WorkerListener:
+    """Bind all endpoints; serves from the return on. `transport_for` gives the transport of a scheme.
+
+    Raises:
+        ConfigError: an endpoint is in use or not permitted; with the remedy.
+        EndpointError: an endpoint is no place on this machine, or none is given.
+    """
+    return WorkerListener(endpoints, transport_for, on_message, on_peer_lost, options or FabricOptions())
+
+
+@dataclass(slots=True)
+class _CutRequest:
+    """A peer to be cut off, not before `due`."""
+
+    identity: PeerId
+    due: float
+
+
+class WorkerListener(Listener):
+    """A `Listener` over ZeroMQ. Make it with `listen`.
+
+    After `close` or `abort` no callback runs; whoever closes it forgets the peers.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        transport_for: TransportFor,
+        on_message: OnPeerMessage,
+        on_peer_lost: OnPeerLost,
+        options: FabricOptions,
+    ) -> None:
+        if not endpoints:
+            raise EndpointError("no endpoint to listen on; write for example tcp://127.0.0.1:5555")
+        self.bound_endpoints: list[Endpoint] = []
+        self._addresses = [(e, transport_for(e.scheme).listen_address(e)) for e in dict.fromkeys(endpoints)]
+        self._on_message = on_message
+        self._on_peer_lost = on_peer_lost
+        self._options = options
+        self._inbox: deque[tuple[PeerId, Outgoing] | _CutRequest] = deque()
+        self._table = PeerTable()
+        self._blocked: dict[PeerId, Peer] = {}
+        self._cuts: list[tuple[float, Peer]] = []
+        self._n_retries = 0
+        self._is_closed = False
+        self._has_met_rude = False
+        self._thread = IoThread(f"fabric {endpoints[0]}", self._run)
+        self._thread.start(_START_TIMEOUT_S)
+
+    @property
+    def names(self) -> list[str]:
+        return [str(endpoint) for endpoint in self.bound_endpoints]
+
+    def send(self, peer: PeerId, frames: Sequence[Frame]) -> Ticket:
+        outgoing = prepare(frames)
+        self._put((peer, outgoing))
+        return outgoing.ticket
+
+    def close_peer(self, peer: PeerId, grace_s: float = 0.0) -> None:
+        self._put(_CutRequest(peer, time.monotonic() + grace_s))
+
+    def close(self, linger_s: float = 1.0) -> None:
+        self._thread.stop(linger_s)
+
+    def abort(self) -> None:
+        self._thread.stop(0.0)
+
+    def _put(self, item: tuple[PeerId, Outgoing] | _CutRequest) -> None:
+        self._inbox.append(item)
+        if self._is_closed:
+            self._inbox.clear()  # nobody will: let go of the memory
+        elif not self._thread.is_current:
+            self._thread.waker.wake()
+
+    # Everything below runs on the I/O thread.
+
+    def _run(self, thread: IoThread) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        sock = make_socket(context, zmq.ROUTER, self._options)
+        monitor = Monitor(context, sock)
+        try:
+            self.bound_endpoints = [_bind(sock, endpoint, address) for endpoint, address in self._addresses]
+            thread.opened()
+            self._serve(thread, sock, monitor)
+        finally:
+            self._is_closed = True
+            self._inbox.clear()
+            self._forget_queues()
+            monitor.close()
+            sock.close(int(thread.linger_s * 1000))
+            context.term()
+
+    def _serve(self, thread: IoThread, sock: zmq.Socket[bytes], monitor: Monitor) -> None:
+        poller = zmq.Poller()
+        for source in (sock, monitor.socket, thread.waker.fileno()):
+            poller.register(source, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(self._poll_timeout_ms(thread)))
+            if thread.waker.fileno() in ready:
+                thread.waker.clear()
+            if sock in ready and thread.stop_deadline is None:
+                self._receive(sock, monitor)
+            if monitor.socket in ready:
+                self._follow(monitor)
+            self._take_inbox(sock)
+            self._retry_blocked(sock)
+            self._cut_due()
+            if thread.stop_deadline is not None and (thread.linger_s <= 0 or not (self._inbox or self._blocked)):
+                return
+
+    def _poll_timeout_ms(self, thread: IoThread) -> int | None:
+        waits: list[float] = []
+        if self._blocked:
+            # POLLOUT of a ROUTER says that some peer can be written to, not which: ask again soon.
+            waits.append(_RETRY_FAST_MS if self._n_retries < _FAST_RETRIES else _RETRY_SLOW_MS)
+        if thread.stop_deadline is not None:
+            waits.append(thread.linger_s * 1000)
+        if self._cuts:
+            waits.append(max(0.0, min(due for due, _ in self._cuts) - time.monotonic()) * 1000 + 1)
+        return int(min(waits)) if waits else None
+
+    def _receive(self, sock: zmq.Socket[bytes], monitor: Monitor) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            # One more frame than a message of ours has: the identity that a ROUTER puts in front.
+            frames = receive(sock, self._options.max_frames + 1)
+            if frames is None:
+                return
+            peer = self._sender(frames, monitor)
+            if peer is None:
+                continue
+            if len(frames) > self._options.max_frames + 1:
+                _log.warning("closing a peer: it sent a message of over %d frames", self._options.max_frames)
+                self._close_now(peer.identity)
+            else:
+                self._deliver(peer, views(frames[1:]))
+
+    def _sender(self, frames: list[zmq.Frame], monitor: Monitor) -> Peer | None:
+        """Return the peer that a message is from, None if it must be dropped."""
+        identity = frames[0].bytes
+        known = self._table.peers.get(identity)
+        if known is not None:
+            return None if known.is_closing else known
+        if not is_from_dealer(frames):
+            self._drop_rude()
+            return None
+        fd = source_fd(frames)
+        self._follow(monitor)  # what happened to the descriptor before this message is known then
+        verdict, lost = self._table.arrived(identity, fd)
+        self._report_lost(lost)
+        if verdict is Verdict.LATE:
+            return None
+        peer = self._table.peers[identity]
+        peer.inode = inode_of(fd)
+        return peer
+
+    def _drop_rude(self) -> None:
+        # libzmq does not tell the connection of such a message, so it cannot be cut.
+        if not self._has_met_rude:
+            self._has_met_rude = True
+            _log.warning("dropping messages that came without the greeting of a client; told once")
+
+    def _deliver(self, peer: Peer, frames: list[memoryview]) -> None:
+        try:
+            self._on_message(peer.identity, frames)
+        except Exception:
+            _log.exception("closing a peer: its message could not be handled")
+            self._close_now(peer.identity)
+
+    def _follow(self, monitor: Monitor) -> None:
+        """Bring the books up to date with what happened to connections."""
+        for event in monitor.events():
+            if event.happened is Happened.OPENED:
+                self._report_lost(self._table.opened(event.fd))
+            elif event.happened is Happened.CLOSED:
+                self._report_lost(self._table.closed(event.fd))
+
+    def _report_lost(self, peer: Peer | None) -> None:
+        if peer is None:
+            return
+        self._blocked.pop(peer.identity, None)
+        peer.queue.clear()
+        try:
+            self._on_peer_lost(peer.identity)
+        except Exception:
+            _log.exception("the loss of a peer could not be handled")
+
+    def _take_inbox(self, sock: zmq.Socket[bytes]) -> None:
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, _CutRequest):
+                self._close_at(item)
+                continue
+            identity, outgoing = item
+            peer = self._table.peers.get(identity)
+            if peer is not None:
+                peer.put(outgoing)
+                if identity not in self._blocked:
+                    self._send_queued(sock, peer)
+
+    def _retry_blocked(self, sock: zmq.Socket[bytes]) -> None:
+        self._n_retries = self._n_retries + 1 if self._blocked else 0
+        for peer in list(self._blocked.values()):
+            self._send_queued(sock, peer)
+
+    def _send_queued(self, sock: zmq.Socket[bytes], peer: Peer) -> None:
+        """Send to one peer until its queue is empty or no more can be under way to it."""
+        while peer.queue:
+            if peer.settle() >= self._options.max_in_flight_nbytes or not self._send_first(sock, peer):
+                self._block(peer)
+                return
+        self._blocked.pop(peer.identity, None)
+
+    def _send_first(self, sock: zmq.Socket[bytes], peer: Peer) -> bool:
+        try:
+            peer.queue[0].send(sock, peer.identity)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            peer.queue.clear()  # gone; the monitor reports the loss
+            return True
+        peer.taken()
+        self._n_retries = 0
+        return True
+
+    def _block(self, peer: Peer) -> None:
+        self._blocked[peer.identity] = peer
+        if peer.queued_nbytes > self._options.max_queued_nbytes:
+            _log.warning("closing a peer that does not read: %d bytes wait for it", peer.queued_nbytes)
+            self._close_now(peer.identity)
+
+    def _close_at(self, request: _CutRequest) -> None:
+        peer = self._table.peers.get(request.identity)
+        if peer is not None:
+            peer.is_closing = True
+            self._cuts.append((request.due, peer))
+
+    def _cut_due(self) -> None:
+        if not self._cuts:
+            return
+        now = time.monotonic()
+        due = [peer for at, peer in self._cuts if at <= now]
+        self._cuts = [(at, peer) for at, peer in self._cuts if at > now]
+        for peer in due:
+            self._close_now(peer.identity)
+
+    def _close_now(self, identity: PeerId) -> None:
+        peer = self._table.removed(identity)
+        if peer is not None:
+            cut(peer.fd, peer.inode)
+            self._report_lost(peer)
+
+    def _forget_queues(self) -> None:
+        for peer in self._table.peers.values():
+            peer.queue.clear()
+        self._blocked.clear()
+
+
+def _bind(sock: zmq.Socket[bytes], endpoint: Endpoint, address: str) -> Endpoint:
+    """Bind and return the endpoint with the port that was picked."""
+    try:
+        sock.bind(address)
+    except zmq.ZMQError as error:
+        raise bind_error(str(endpoint), error) from error
+    if endpoint.path:
+        return endpoint
+    bound = sock.getsockopt_string(zmq.LAST_ENDPOINT)
+    return replace(endpoint, port=int(bound.rpartition(":")[2]))

@@ -1,0 +1,299 @@
+"""`LLM`: a model on devices, from one call.
+
+Belongs here: the facade that joins models, scheduler, client and tokenizer. Must not be here: the work
+of any of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rpc_backend.errors import ConfigError, DeviceError
+from rpc_backend.graph import element_type
+from rpc_backend.hookspecs import DeviceOptions
+from rpc_backend.host.chat import ChatTemplate
+from rpc_backend.host.context import Context, ContextLimits, Floats
+from rpc_backend.host.devices import DeviceSet, WorkersRequest, open_devices
+from rpc_backend.host.generation import Generation, StreamPiece, Task, run_batch, stream_one
+from rpc_backend.host.model_plan import HOST, ModelPlan, make_plan
+from rpc_backend.host.model_source import find_model
+from rpc_backend.host.placement import LoadProgress, OnProgress, map_leaf, place_leaves, upload
+from rpc_backend.host.sampling import SamplerParams
+from rpc_backend.host.tokenizer import Tokenizer
+from rpc_backend.interfaces import BufferUsage
+from rpc_backend.models import GgufFile, Model, load_model
+from rpc_backend.registry import load_registry
+from rpc_backend.scheduler import LayerSplit, Scheduler, parse_split
+from rpc_backend.settings import Settings, from_environment
+
+HOST_BACKEND = "reference"
+"""The backend of this process's own device, which looks up token embeddings in the mapped model file."""
+
+DEFAULT_N_CTX = 2048
+KV_TYPES = ("F16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """What to load and how: the arguments of `LLM` that concern the model.
+
+    `split` is the text form of `scheduler.parse_split`; `n_ctx` None is the model's own length, at most 2048.
+    """
+
+    model: str | Path = "demo"
+    split: str = "auto"
+    n_ctx: int | None = None
+    n_seq: int = 1
+    ubatch: int = 512
+    kv_type: str = "F16"
+    flash_attn: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_seq", "ubatch"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= 2**31:
+                raise ConfigError(f"{name} {value} is not at least 1")
+        if self.kv_type.upper() not in KV_TYPES:
+            raise ConfigError(f"kv_type {self.kv_type!r} is not known; known: {', '.join(KV_TYPES)}")
+
+    def limits(self, model: Model) -> ContextLimits:
+        """Return the context sizes for a model.
+
+        Raises:
+            ConfigError: `n_ctx` is above what the model was trained for.
+        """
+        trained = model.hparams.n_ctx_train
+        n_ctx = min(DEFAULT_N_CTX, trained) if self.n_ctx is None else self.n_ctx
+        if n_ctx > trained:
+            raise ConfigError(f"a context of {n_ctx} is above the {trained} tokens this model was trained for")
+        return ContextLimits(n_ctx, self.n_seq, min(self.ubatch, n_ctx), self.flash_attn)
+
+
+class LLM:
+    """A model loaded over devices. One caller at a time; use it as a context manager or call `close`.
+
+    Raises:
+        ConfigError: an argument cannot be.
+        ModelError: the file or its metadata cannot be used.
+        ConnectError: a worker is not there.
+        SplitError, OutOfMemoryError: the model cannot be placed as asked; nothing was uploaded.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "demo",
+        *,
+        workers: str | Sequence[str] = "local:2",
+        device: str = "numba",
+        split: str = "auto",
+        n_ctx: int | None = None,
+        n_seq: int = 1,
+        ubatch: int = 512,
+        kv_type: str = "F16",
+        flash_attn: bool = True,
+        threads: int = 0,
+        wait_s: float = 0.0,
+        settings: Settings | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        request = ModelRequest(model, split, n_ctx, n_seq, ubatch, kv_type, flash_attn)
+        where = WorkersRequest(workers, device, threads, wait_s)
+        with ExitStack() as stack:
+            opened = _open(request, where, settings or from_environment(), on_progress or _silent, stack)
+            self.tokenizer = Tokenizer.from_metadata(opened.gguf.metadata)
+            self.context, self.upload_nbytes = _load(opened, on_progress or _silent, stack)
+            self._stack = stack.pop_all()
+        self._devices, self._plan, self._metadata = opened.devices, opened.plan, opened.gguf.metadata
+        self._n_vocab = self._plan.model.hparams.n_vocab
+        self._closed = False
+        self.load_s = time.perf_counter() - started
+
+    @property
+    def layer_split(self) -> LayerSplit:
+        """Which layers lie on which device, and the memory each takes."""
+        return self._plan.split
+
+    @property
+    def n_ctx(self) -> int:
+        return self._plan.limits.n_ctx
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, or None. Raises ModelError if it has a broken one."""
+        return ChatTemplate.from_metadata(self._metadata, self.tokenizer)
+
+    def wire(self) -> dict[str, Any]:
+        """Return messages, bytes and commands so far, by worker."""
+        return self._devices.wire()
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special=add_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens)
+
+    def logits(self, tokens: Sequence[int]) -> Floats:
+        """Evaluate tokens from an empty context.
+
+        Shapes: result float32 [n_tokens, n_vocab], row i predicts token i + 1.
+        Raises:
+            ContextFullError: more tokens than the context holds.
+        """
+        self._need_open()
+        if not tokens:
+            raise ConfigError("no tokens to evaluate")
+        bad = next((token for token in tokens if not 0 <= token < self._n_vocab), None)
+        if bad is not None:
+            raise ConfigError(f"token {bad} is not in the vocabulary of {self._n_vocab}")
+        self.context.clear(0)
+        return self.context.logits(0, tokens)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 128,
+        params: SamplerParams | None = None,
+        stop: Sequence[str] = (),
+    ) -> Generation:
+        """Generate from one prompt. Raises ContextFullError if the prompt does not fit."""
+        return self.generate_batch([prompt], max_tokens=max_tokens, params=params, stop=stop)[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        max_tokens: int = 128,
+        params: SamplerParams | None = None,
+        stop: Sequence[str] = (),
+    ) -> list[Generation]:
+        """Generate from up to `n_seq` prompts, all in each decode step. Raises as `generate`."""
+        self._need_open()
+        return run_batch(self.context, [self._task(prompt, max_tokens, params, stop) for prompt in prompts])
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 128,
+        params: SamplerParams | None = None,
+        stop: Sequence[str] = (),
+    ) -> GenerationStream:
+        """Generate from one prompt, piece by piece; raises as `generate`, while it is read."""
+        self._need_open()
+        return GenerationStream(self.context, self._task(prompt, max_tokens, params, stop))
+
+    def close(self) -> None:
+        """Free everything and end the workers this object started. A second call does nothing."""
+        self._closed = True
+        self._stack.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _task(
+        self, prompt: str | Sequence[int], max_tokens: int, params: SamplerParams | None, stop: Sequence[str]
+    ) -> Task:
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        return Task.of(self.tokenizer, tokens, max_tokens, params or SamplerParams(), stop)
+
+    def _need_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the model is closed")
+
+
+class GenerationStream:
+    """The pieces of a generation as they come; `result` is the whole of what came so far."""
+
+    def __init__(self, context: Context, task: Task) -> None:
+        self._task = task
+        self._pieces = stream_one(context, task)
+
+    def __iter__(self) -> Iterator[StreamPiece]:
+        return self._pieces
+
+    @property
+    def result(self) -> Generation:
+        return self._task.result()
+
+
+def plan_model(request: ModelRequest, where: WorkersRequest, settings: Settings | None = None) -> LayerSplit:
+    """Say how a model would be split over the devices, without uploading anything. Raises as `LLM`."""
+    with ExitStack() as stack:
+        return _open(request, where, settings or from_environment(), _silent, stack).plan.split
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A planned model: its file, the open devices, and the scheduler over them and the host's own."""
+
+    gguf: GgufFile
+    devices: DeviceSet
+    scheduler: Scheduler
+    plan: ModelPlan
+
+
+def _open(
+    request: ModelRequest, where: WorkersRequest, settings: Settings, on_progress: OnProgress, stack: ExitStack
+) -> _Opened:
+    """Open model and devices and plan; `stack` closes what was opened."""
+    registry = load_registry()
+    split = parse_split(request.split)
+    path = find_model(request.model)
+    on_progress(LoadProgress("start"))
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        opening = pool.submit(open_devices, where, settings, registry)
+        try:
+            gguf = GgufFile.open(path)
+            model = load_model(gguf)
+            limits = request.limits(model)
+        finally:
+            if opening.exception() is None:
+                stack.callback(opening.result().close)
+    devices = opening.result()
+    host = registry.create_devices(HOST_BACKEND, DeviceOptions(threads=1))[0]
+    stack.callback(host.close)
+    scheduler = Scheduler([host, *devices.devices])
+    stack.callback(scheduler.close)
+    on_progress(LoadProgress("plan"))
+    plan = make_plan(model, limits, element_type(request.kv_type), split, scheduler)
+    return _Opened(gguf, devices, scheduler, plan)
+
+
+def _load(opened: _Opened, on_progress: OnProgress, stack: ExitStack) -> tuple[Context, int]:
+    """Allocate, upload and warm up; return the context and the bytes uploaded."""
+    plan, scheduler = opened.plan, opened.scheduler
+    for leaf, data in plan.weights_on(HOST):
+        map_leaf(scheduler.devices[HOST], leaf, data)
+    weights = {device: plan.weights_on(index) for index, device in enumerate(scheduler.devices) if index != HOST}
+    for index, device in enumerate(scheduler.devices):
+        if index != HOST:
+            leaves = [leaf for leaf, _ in weights[device]]
+            buffers = place_leaves(device, leaves, BufferUsage.WEIGHTS)
+            caches = place_leaves(device, plan.caches_on(index), BufferUsage.ANY)
+            for buffer in (*buffers, *caches):
+                stack.callback(buffer.close)
+            for buffer in caches:
+                buffer.fill(0, buffer.nbytes, 0)
+    sent = upload(weights, on_progress)
+    scheduler.reserve(plan.compute_nbytes)
+    context = Context(plan.model, scheduler, plan.weights, plan.cache, plan.placement, plan.limits)
+    on_progress(LoadProgress("compile"))
+    context.warm_up()
+    on_progress(LoadProgress("ready"))
+    return context, sent
+
+
+def _silent(progress: LoadProgress) -> None:
+    """Where nobody asked for progress."""

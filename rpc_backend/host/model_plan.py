@@ -1,0 +1,103 @@
+"""What goes where, decided before anything is allocated.
+
+Belongs here: joining a model with a layer split and the scratch its step graphs need. Must not be here:
+effects on devices, beyond asking them what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rpc_backend.graph import ElementType, Tensor, build
+from rpc_backend.host.context import ContextLimits
+from rpc_backend.host.placement import Bytes, leaf_sizes
+from rpc_backend.models import LayerCache, Model, build_step, cache_spec
+from rpc_backend.scheduler import DeviceMemory, LayerSplit, ModelSizes, Scheduler, SplitRequest, plan_layers
+
+HOST = 0
+"""Index of the host's own device among a model's devices; those of the split follow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A model's leaves and the device of each; device 0 is the host's own."""
+
+    model: Model
+    limits: ContextLimits
+    split: LayerSplit
+    weights: dict[str, Tensor]
+    cache: list[LayerCache]
+    placement: dict[Tensor, int]
+    compute_nbytes: list[int]
+
+    def weights_on(self, device: int) -> list[tuple[Tensor, Bytes]]:
+        """Return the weights of a device with their bytes in the model file."""
+        leaves = ((self.weights[weight.name], weight.data) for weight in self.model.weights)
+        return [(leaf, data) for leaf, data in leaves if self.placement[leaf] == device]
+
+    def caches_on(self, device: int) -> list[Tensor]:
+        """Return the cache leaves of a device."""
+        leaves = (leaf for layer in self.cache for leaf in (layer.k, layer.v))
+        return [leaf for leaf in leaves if self.placement[leaf] == device]
+
+
+def make_plan(
+    model: Model,
+    limits: ContextLimits,
+    kv_type: ElementType,
+    request: SplitRequest,
+    scheduler: Scheduler,
+) -> ModelPlan:
+    """Choose a device of `scheduler` (the first is the host's own) for every weight and cache; check that all fits.
+
+    Raises:
+        SplitError: the asked split does not fit the model or the devices.
+        OutOfMemoryError: a device has too little memory; the message has both figures.
+        UnsupportedOpError: a device lacks an operation and no other can take it.
+    """
+    weights = {weight.name: build.leaf(weight.type, weight.ne, weight.name) for weight in model.weights}
+    cache = cache_spec(model.hparams, limits.n_cells, limits.n_seq, kv_type)
+    leaves = _Leaves(model, limits, weights, cache, scheduler)
+    bound = leaves.compute_nbytes(leaves.placement([0] * model.hparams.n_layer, 0))[1]
+    memories = [DeviceMemory(device.info.name, device.memory().free_nbytes, bound) for device in scheduler.devices[1:]]
+    split = plan_layers(leaves.sizes(), memories, request)
+    placement = leaves.placement(split.layer_devices, split.output_device)
+    compute = leaves.compute_nbytes(placement)
+    return ModelPlan(model, limits, split.with_scratch(compute[1:]), weights, cache, placement, compute)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """A model's leaves, and what its step graphs need for a given placement of them."""
+
+    model: Model
+    limits: ContextLimits
+    weights: Mapping[str, Tensor]
+    cache: Sequence[LayerCache]
+    scheduler: Scheduler
+
+    def placement(self, layer_devices: Sequence[int], output_device: int) -> dict[Tensor, int]:
+        """Give every leaf its device: the input to the host, a layer's to its own, the output's to the last."""
+        homes = {"input": HOST, "output": output_device + 1, **{i: d + 1 for i, d in enumerate(layer_devices)}}
+        found = {self.weights[weight.name]: homes[weight.place] for weight in self.model.weights}
+        for layer, pair in enumerate(self.cache):
+            found[pair.k] = found[pair.v] = layer_devices[layer] + 1
+        return found
+
+    def sizes(self) -> ModelSizes:
+        """Return what each layer and the output take on a device; the input lies with the host."""
+        tensors = [*self.weights.values(), *(leaf for pair in self.cache for leaf in (pair.k, pair.v))]
+        nbytes = dict(zip(tensors, leaf_sizes(self.scheduler.devices[HOST + 1], tensors), strict=True))
+        weights: dict[str | int, int] = dict.fromkeys(["input", "output", *range(len(self.cache))], 0)
+        for weight in self.model.weights:
+            weights[weight.place] += nbytes[self.weights[weight.name]]
+        layers = tuple(weights[layer] for layer in range(len(self.cache)))
+        caches = tuple(nbytes[pair.k] + nbytes[pair.v] for pair in self.cache)
+        return ModelSizes(layers, caches, output_nbytes=weights["output"])
+
+    def compute_nbytes(self, placement: Mapping[Tensor, int]) -> list[int]:
+        """Return the scratch that each device needs for the largest steps."""
+        steps = [build_step(self.model, self.weights, self.cache, shape) for shape in self.limits.largest_shapes()]
+        plans = [self.scheduler.plan_memory(step.graph, placement, step.outputs) for step in steps]
+        return [max(sizes) for sizes in zip(*plans, strict=True)]

@@ -1,0 +1,82 @@
+"""A worker without process, thread or socket: every call runs before it returns.
+
+Belongs here: the double. Must not be here: faults of the network (`memory_channel`) or of devices (`devices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from rpc_backend.client.connection import Connection, greet
+from rpc_backend.client.dispatcher import Dispatcher
+from rpc_backend.graph import op_table_digest
+from rpc_backend.interfaces import Device
+from rpc_backend.protocol import Limits, own_greeting
+from rpc_backend.settings import Settings
+from rpc_backend.testing.memory_channel import MemoryNetwork
+from rpc_backend.worker import WorkerConfig
+from rpc_backend.worker.lanes import DeviceLane
+from rpc_backend.worker.service import Service
+
+Item = TypeVar("Item")
+
+
+class InlineLane(DeviceLane[Item]):
+    """Runs an item when it is put; while `held`, keeps it instead until `release`."""
+
+    def __init__(self, name: str, run: Callable[[Item], None]) -> None:
+        super().__init__(name, run)
+        self.held = False
+
+    def start(self) -> None:
+        """There is no thread."""
+
+    def put(self, owner: Hashable, item: Item) -> None:
+        super().put(owner, item)
+        if not self.held:
+            self.release()
+
+    def release(self) -> None:
+        """Run what was kept, and hold no longer."""
+        self.held = False
+        while self._queue:
+            self._run(self._queue.take())
+
+
+class InlineWorker:
+    """A service with inline lanes at the end of a memory network; `lanes` has one per device."""
+
+    def __init__(self, devices: Sequence[Device], config: WorkerConfig | None = None) -> None:
+        self.lanes: list[InlineLane] = []
+        self.network = MemoryNetwork(immediate=True)
+        self.service = Service(config or WorkerConfig(()), devices, "inline", make_lane=self._make_lane)
+        self.service.start()
+        self.service.attach(
+            self.network.listen(on_message=self.service.on_message, on_peer_lost=self.service.on_peer_lost)
+        )
+
+    def connect(self, settings: Settings | None = None) -> Connection:
+        """Open a session, as `rpc_backend.connect` does."""
+        settings = settings or Settings()
+        dispatcher = Dispatcher("inline", settings, Limits())
+        dispatcher.attach(self.network.connect(on_message=dispatcher.on_message, on_lost=dispatcher.on_lost))
+        return greet(dispatcher, own_greeting(op_table_digest(), "inline"), settings)
+
+    def close(self) -> None:
+        """Close the devices."""
+        self.service.close()
+
+    def __enter__(self) -> InlineWorker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make_lane(self, name: str, run: Callable[[Item], None]) -> InlineLane[Item]:
+        lane = InlineLane(name, run)
+        self.lanes.append(lane)
+        return lane

@@ -1,0 +1,114 @@
+"""One command on its way through a worker, and the mark of the function that answers it.
+
+Belongs here: what handlers take and return, and the check that every command has one. Must not be here:
+single commands (`handlers`), or when they run (`executor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from rpc_backend.errors import LocalProtocolError, SessionError
+from rpc_backend.protocol import COMMANDS, Command, RequestEvent
+from rpc_backend.worker.links import Link
+from rpc_backend.worker.sessions import Session
+
+Reply = TypeVar("Reply")
+
+_MARK = "handled_command"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that came whole. `owner` is None for HELLO only; `nbytes` is what it takes to keep it waiting."""
+
+    link: Link
+    event: RequestEvent
+    owner: Session | None
+    nbytes: int
+
+    @property
+    def command(self) -> Command[Any, Any]:
+        return self.event.command
+
+    @property
+    def request(self) -> Any:
+        """The record of the command's row."""
+        return self.event.body
+
+    @property
+    def stream(self) -> int:
+        return self.event.stream
+
+    @property
+    def payload(self) -> memoryview:
+        """The payload, a view of the received frame; empty if the command has none."""
+        return memoryview(b"") if self.event.payload is None else self.event.payload
+
+    @property
+    def session(self) -> Session:
+        """The session of the caller.
+
+        Raises:
+            SessionError: it has none.
+        """
+        if self.owner is None:
+            raise SessionError("this connection has no session; the first command must be HELLO")
+        return self.owner
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Reply]):
+    """A reply that is more than its record: with a payload, or with work that begins once it is sent."""
+
+    reply: Reply
+    payload: memoryview | None = None
+    afterwards: Callable[[], None] | None = None
+
+
+HandlerFunction = Callable[[Any, Call], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """The function of a command. `despite_error`: it runs on a stream that waits to report an error."""
+
+    command: Command[Any, Any]
+    function: HandlerFunction
+    despite_error: bool
+
+
+def handles(command: Command[Any, Any], *, despite_error: bool = False) -> Callable[[HandlerFunction], HandlerFunction]:
+    """Mark the function that runs a command: `function(state, call)` returns the reply record, or an `Outcome`."""
+
+    def mark(function: HandlerFunction) -> HandlerFunction:
+        setattr(function, _MARK, Handler(command, function, despite_error))
+        return function
+
+    return mark
+
+
+def collect_handlers(
+    modules: Iterable[ModuleType], commands: Mapping[int, Command[Any, Any]] = COMMANDS
+) -> dict[int, Handler]:
+    """Return the handler of each code.
+
+    Raises:
+        LocalProtocolError: a command without a handler, or with two.
+    """
+    found: dict[int, Handler] = {}
+    for module in modules:
+        for value in vars(module).values():
+            handler = getattr(value, _MARK, None)
+            if not isinstance(handler, Handler):
+                continue
+            if handler.command.code in found:
+                raise LocalProtocolError(f"two handlers for the command {handler.command.name}")
+            found[handler.command.code] = handler
+    missing = [row.name for code, row in commands.items() if code not in found]
+    if missing:
+        raise LocalProtocolError(f"no handler for the commands {', '.join(missing)}")
+    return found

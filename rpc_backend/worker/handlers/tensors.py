@@ -1,0 +1,97 @@
+"""Commands that move the bytes of tensors.
+
+Belongs here: writing, reading, copying. Must not be here: computing (`graphs`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rpc_backend.errors import GraphError, LimitError
+from rpc_backend.interfaces import Buffer
+from rpc_backend.protocol.commands import (
+    COPY_TENSOR,
+    GET_TENSOR,
+    INIT_TENSOR,
+    MEMSET_TENSOR,
+    SET_TENSOR,
+    SET_TENSOR_HASH,
+)
+from rpc_backend.protocol.records import Empty, Result
+from rpc_backend.worker.calls import Call, Outcome, handles
+from rpc_backend.worker.state import WorkerState
+from rpc_backend.worker.tensors import check_byte, check_range, decode_anywhere, decode_placed
+
+_COPY_CHUNK_NBYTES = 16 << 20
+
+
+@handles(INIT_TENSOR)
+def init_tensor(state: WorkerState, call: Call) -> None:
+    """Check a tensor's place; no device of ours needs more before its first use."""
+    decode_placed(state, call.session, call.stream, call.request.tensor)
+
+
+@handles(SET_TENSOR)
+def set_tensor(state: WorkerState, call: Call) -> None:
+    """Write the payload over a tensor's bytes, straight from the received frame."""
+    request, payload = call.request, call.payload
+    if payload.nbytes != request.nbytes:
+        raise GraphError(f"{request.nbytes} bytes are announced and {payload.nbytes} came")
+    buffer, offset = _range_of(state, call)
+    buffer.write(offset, payload)
+
+
+@handles(SET_TENSOR_HASH)
+def set_tensor_hash(state: WorkerState, call: Call) -> Result:
+    """Decline: this worker keeps no content, so the client sends the bytes."""
+    _range_of(state, call)
+    return Result(False)
+
+
+@handles(GET_TENSOR)
+def get_tensor(state: WorkerState, call: Call) -> Outcome[Empty]:
+    """Read a tensor's bytes."""
+    nbytes, limit = call.request.nbytes, state.config.max_payload_nbytes
+    buffer, offset = _range_of(state, call)
+    if nbytes > limit:
+        raise LimitError(f"a read of {nbytes} bytes is above the {limit} that one reply may carry; read it in parts")
+    out = np.empty(nbytes, np.uint8).data
+    buffer.read_into(offset, out)
+    return Outcome(Empty(), payload=out)
+
+
+@handles(MEMSET_TENSOR)
+def memset_tensor(state: WorkerState, call: Call) -> None:
+    """Set a tensor's bytes to one value."""
+    buffer, offset = _range_of(state, call)
+    buffer.fill(offset, call.request.nbytes, check_byte(call.request.value))
+
+
+@handles(COPY_TENSOR)
+def copy_tensor(state: WorkerState, call: Call) -> Result:
+    """Copy a tensor of any device of the worker over one of the stream's device."""
+    source, held = decode_anywhere(state, call.session, call.request.source)
+    target = decode_placed(state, call.session, call.stream, call.request.target)
+    if (source.type, source.ne, source.nb) != (target.type, target.ne, target.nb):
+        raise GraphError(f"{source} and {target} differ in type, extents or strides {source.nb} and {target.nb}")
+    if not target.buffer.copy_from(target.offset, held.buffer, source.offset, source.nbytes):
+        _copy_through_host(target.buffer, target.offset, held.buffer, source.offset, source.nbytes)
+    return Result(True)
+
+
+def _range_of(state: WorkerState, call: Call) -> tuple[Buffer, int]:
+    """Return the buffer, and the offset in it, of the tensor range that a request names."""
+    request = call.request
+    tensor = decode_placed(state, call.session, call.stream, request.tensor)
+    check_range(tensor, request.offset, request.nbytes)
+    return tensor.buffer, tensor.offset + request.offset
+
+
+def _copy_through_host(target: Buffer, target_offset: int, source: Buffer, source_offset: int, nbytes: int) -> None:
+    staging = np.empty(min(nbytes, _COPY_CHUNK_NBYTES), np.uint8).data
+    starts = range(0, nbytes, _COPY_CHUNK_NBYTES)
+    # Backwards where the target lies behind the source: the two may overlap in one buffer.
+    for start in reversed(starts) if target_offset > source_offset else starts:
+        part = staging[: min(_COPY_CHUNK_NBYTES, nbytes - start)]
+        source.read_into(source_offset + start, part)
+        target.write(target_offset + start, part)

@@ -1,0 +1,52 @@
+"""The same tokens, however many workers the model is split over."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpc_backend.host import LLM, SamplerParams
+
+PROMPT = "The capital of France is"
+GREEDY = SamplerParams(temperature=0.0)
+
+
+def _tokens(model, **options):
+    with LLM(model, n_ctx=256, threads=1, **options) as llm:
+        return llm.generate(PROMPT, max_tokens=48, params=GREEDY).tokens
+
+
+@pytest.fixture(scope="module")
+def expected(demo_model):
+    return _tokens(demo_model, workers="none")
+
+
+@pytest.mark.parametrize("workers", ["local:1", "local:2", "local:3"])
+def test_workers_give_the_tokens_of_one_process(demo_model, expected, workers):
+    assert _tokens(demo_model, workers=workers) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"split": "layers:29,1"}, {"kv_type": "F32"}, {"flash_attn": False}, {"ubatch": 2}, {"n_seq": 3}],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_do_not_change_the_tokens(demo_model, expected, options):
+    assert _tokens(demo_model, workers="local:2", **options) == expected
+
+
+def test_sequences_of_a_batch_do_not_disturb_each_other(demo_model, expected):
+    prompts = [PROMPT, "Water boils at", PROMPT, "def fibonacci(n):"]
+    with LLM(demo_model, n_ctx=256, n_seq=4, threads=1, workers="local:2") as llm:
+        alone = [llm.generate(prompt, max_tokens=48, params=GREEDY).tokens for prompt in prompts]
+        together = [result.tokens for result in llm.generate_batch(prompts, max_tokens=48, params=GREEDY)]
+    assert together == alone
+    assert together[0] == together[2] == expected
+
+
+def test_a_seed_repeats_a_sampled_text(demo_model):
+    with LLM(demo_model, n_ctx=256, threads=1, workers="local:2") as llm:
+        first, second, other = (
+            llm.generate(PROMPT, max_tokens=16, params=SamplerParams(temperature=1.0, seed=seed)).tokens
+            for seed in (7, 7, 8)
+        )
+    assert first == second != other

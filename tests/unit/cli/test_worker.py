@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from click.testing import CliRunner
+
+from rpc_backend.cli.worker import listing, worker
+from rpc_backend.hookspecs import ComputeBackend, Probe, TransportPlugin
+from rpc_backend.registry import PluginFailure, Registry
+
+
+def backend(name: str, probe: Probe) -> ComputeBackend:
+    return ComputeBackend(name, lambda: probe, lambda options: [])
+
+
+def test_the_list_says_what_is_usable_and_why_not() -> None:
+    registry = Registry(
+        {"b": backend("b", Probe(False, "no driver; install one")), "a": backend("a", Probe(True))},
+        {"rdma": TransportPlugin("rdma", ("rdma", "rdma6"), lambda: Probe(False, "no card"), lambda: None)},
+        [PluginFailure("broken = rpc_broken", "ImportError: no module x")],
+    )
+    text = "\n".join(listing(registry))
+    assert text.index("a  usable") < text.index("b  not usable: no driver; install one")
+    assert "rdma  rdma:// rdma6://  not usable: no card" in text
+    assert "broken = rpc_broken  ImportError: no module x" in text
+
+
+def test_a_probe_that_raises_is_shown_as_a_reason() -> None:
+    def broken_probe() -> Probe:
+        raise OSError("lost")
+
+    text = "\n".join(listing(Registry({"a": ComputeBackend("a", broken_probe, lambda options: [])})))
+    assert "not usable: its probe failed: OSError: lost" in text
+
+
+def test_a_bad_size_is_a_usage_error() -> None:
+    result = CliRunner().invoke(worker, ["--mem", "lots"])
+    assert result.exit_code == 2
+    assert "'lots' is not a size" in result.output
