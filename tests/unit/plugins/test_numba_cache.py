@@ -22,7 +22,9 @@ def test_a_kernel_comes_back_as_it_was(tmp_path: Path) -> None:
     assert KernelCache(tmp_path / "new").read("rows.Q4_1") is None
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:20] + b"x" + data[21:], lambda data: b""])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: data[:20] + b"x" + data[21:], lambda data: b""]
+)
 def test_a_damaged_kernel_is_not_used(tmp_path: Path, damage, caplog: pytest.LogCaptureFixture) -> None:
     KernelCache(tmp_path).write("walk", "a_symbol", OBJECT)
     path = tmp_path / "walk.o"

@@ -41,7 +41,7 @@ def test_any_target_can_be_forced_down(cpu) -> None:
 def test_instructions_the_cpu_lacks_are_refused(cpu) -> None:
     cpu(AVX2)
 
-    with pytest.raises(ConfigError, match="cpu_features=avx512.*only avx2, portable"):
+    with pytest.raises(ConfigError, match=r"cpu_features=avx512.*only avx2, portable"):
         choose_target("avx512")
 
 
