@@ -18,7 +18,7 @@ from rpc_backend.fabric.io_thread import IoThread
 from rpc_backend.fabric.monitor import Happened, Monitor
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing, prepare
-from rpc_backend.fabric.sockets import make_socket, receive, views
+from rpc_backend.fabric.sockets import has_message, make_socket, receive, views
 from rpc_backend.interfaces import Channel, OnLost, OnMessage, Ticket, Transport
 from rpc_backend.protocol.endpoint import Endpoint
 from rpc_backend.protocol.framing import Frame
@@ -157,15 +157,17 @@ class ClientChannel(Channel):
     def _receive(self, link: _Link, at_most: int = MESSAGES_PER_TURN) -> Exception | None:
         """Deliver messages that are there; return what the receiver raised."""
         for _ in range(at_most):
+            frames = receive(link.sock, self._options.max_frames)
+            if frames is None:
+                return None
+            if len(frames) > self._options.max_frames:
+                return RemoteProtocolError(f"a message of over {self._options.max_frames} frames")
             try:
-                frames = receive(link.sock, self._options.max_frames)
-                if frames is None:
-                    return None
-                if len(frames) > self._options.max_frames:
-                    return RemoteProtocolError(f"a message of over {self._options.max_frames} frames")
                 self._on_message(views(frames))
             except Exception as error:
                 return error
+            if not has_message(link.sock):
+                return None
         return None
 
     def _receive_rest(self, link: _Link) -> Exception | None:

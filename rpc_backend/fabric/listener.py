@@ -20,7 +20,17 @@ from rpc_backend.fabric.monitor import Happened, Monitor
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing, prepare
 from rpc_backend.fabric.peers import Peer, PeerTable, Verdict
-from rpc_backend.fabric.sockets import bind_error, cut, inode_of, is_from_dealer, make_socket, receive, source_fd, views
+from rpc_backend.fabric.sockets import (
+    bind_error,
+    cut,
+    has_message,
+    inode_of,
+    is_from_dealer,
+    make_socket,
+    receive,
+    source_fd,
+    views,
+)
 from rpc_backend.interfaces import Listener, OnPeerLost, OnPeerMessage, PeerId, Ticket, Transport
 from rpc_backend.protocol.endpoint import Endpoint
 from rpc_backend.protocol.framing import Frame
@@ -168,14 +178,19 @@ class WorkerListener(Listener):
             frames = receive(sock, self._options.max_frames + 1)
             if frames is None:
                 return
-            peer = self._sender(frames, monitor)
-            if peer is None:
-                continue
-            if len(frames) > self._options.max_frames + 1:
-                _log.warning("closing a peer: it sent a message of over %d frames", self._options.max_frames)
-                self._close_now(peer.identity)
-            else:
-                self._deliver(peer, views(frames[1:]))
+            self._handle(frames, monitor)
+            if not has_message(sock):
+                return
+
+    def _handle(self, frames: list[zmq.Frame], monitor: Monitor) -> None:
+        peer = self._sender(frames, monitor)
+        if peer is None:
+            return
+        if len(frames) > self._options.max_frames + 1:
+            _log.warning("closing a peer: it sent a message of over %d frames", self._options.max_frames)
+            self._close_now(peer.identity)
+        else:
+            self._deliver(peer, views(frames[1:]))
 
     def _sender(self, frames: list[zmq.Frame], monitor: Monitor) -> Peer | None:
         """Return the peer that a message is from, None if it must be dropped."""
