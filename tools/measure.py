@@ -70,7 +70,8 @@ def lines() -> Iterator[str]:
     yield "`tokens` says whether the greedy text of 48 tokens is that of the process without workers."
     yield ""
     yield from _section("Start of `zmq-rpc run --model demo --workers local:2`", _start_rows())
-    yield "From the start of the command to its end, for one token. The first compiles kernels into an empty cache folder."
+    yield "From the start of the command to its end, for one token."
+    yield "The first compiles kernels into an empty cache folder."
 
 
 def _section(title: str, rows: Iterator[list[str]]) -> Iterator[str]:

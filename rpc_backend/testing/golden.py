@@ -3,9 +3,9 @@
 Belongs here: reading recorded answers, feeding them, measuring how far ours are. Must not be here: limits,
 which a test sets.
 
-Two forms of JSON files, each a list of cases. Whole: `prompt_tokens`, `forced_tokens` and `steps`, with `logprobs` over the
-whole vocabulary before each forced token. Top: `prompt`, `prompt_tokens`, `tokens` and `top`, the best
-`[token, log-probability]` pairs before each token.
+Two forms of JSON files, each a list of cases. Whole: `prompt_tokens`, `forced_tokens` and `steps`, with
+`logprobs` over the whole vocabulary before each forced token. Top: `prompt`, `prompt_tokens`, `tokens` and `top`, the
+best `[token, log-probability]` pairs before each token.
 """
 
 from __future__ import annotations
