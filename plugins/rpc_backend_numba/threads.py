@@ -12,7 +12,9 @@ import ctypes
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,15 +42,14 @@ class ComputeThreads:
         self.n_threads = n_threads
         addresses = library.addresses(["run", "serve"] if n_threads > 1 else ["run"])
         self._run = as_callable(addresses["run"], 2)
-        self._words = np.zeros(layout.state_words(n_threads) + layout.CACHE_LINE // layout.WORD, np.int64)
-        self._state = -(-self._words.ctypes.data // layout.CACHE_LINE) * layout.CACHE_LINE
-        self._calls = _native_calls() or _PythonCalls(n_threads)
-        self._set(layout.CALL_YIELD, self._calls.yield_address)
+        self._library = library  # keeps the code that the threads run
+        self._state = _State(n_threads)
+        self._calls = _native_calls() or _PythonCalls()
+        self._state.set(layout.CALL_YIELD, self._calls.yield_address)
         self._lock = threading.Lock()
         self._closed = False
-        self._threads: list[threading.Thread] = []
-        if n_threads > 1:
-            self._start(as_callable(addresses["serve"], 3))
+        members = _start(as_callable(addresses["serve"], 3), self._state, self._calls) if n_threads > 1 else []
+        self._end = weakref.finalize(self, _end, self._state, self._calls, members)
 
     def run(self, table: npt.NDArray[np.int64]) -> None:
         """Walk a table of `layout` rows with all threads, and return when all are done.
@@ -59,48 +60,74 @@ class ComputeThreads:
         with self._lock:
             if self._closed:
                 raise DeviceError("the device is closed")
-            self._set(layout.JOB_TABLE, table.ctypes.data)
-            self._set(layout.JOB_ROWS, len(table))
-            self._run(self._state, self.n_threads)
+            self._state.set(layout.JOB_TABLE, table.ctypes.data)
+            self._state.set(layout.JOB_ROWS, len(table))
+            self._run(self._state.address, self.n_threads)
 
     def close(self) -> None:
-        """End the extra threads. A second call does nothing."""
+        """End the extra threads; so does the end of the process. A second call does nothing."""
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
-            self._set(layout.JOB_STOP, 1)
-            for index in range(1, self.n_threads):
-                self._calls.post(self._semaphore(index))
-        for thread in self._threads:
-            thread.join(_JOIN_TIMEOUT_S)
-
-    def _start(self, serve: Callable[..., int]) -> None:
-        self._set(layout.CALL_WAIT, self._calls.wait_address)
-        self._set(layout.CALL_POST, self._calls.post_address)
-        for index in range(1, self.n_threads):
-            self._calls.prepare(self._semaphore(index))
-            thread = threading.Thread(
-                target=serve, args=(self._state, index, self.n_threads), name=f"numba-compute-{index}", daemon=True
-            )
-            thread.start()
-            self._threads.append(thread)
-
-    def _semaphore(self, index: int) -> int:
-        return self._state + layout.WORD * (layout.SEMAPHORES + layout.SEMAPHORE_WORDS * index)
-
-    def _set(self, word: int, value: int) -> None:
-        ctypes.c_int64.from_address(self._state + layout.WORD * word).value = value
+            self._end()
 
 
-class _NativeCalls:
+class _State:
+    """The words that all threads of a set read and write."""
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._words = np.zeros(layout.state_words(n_threads) + layout.CACHE_LINE // layout.WORD, np.int64)
+        self.address = -(-self._words.ctypes.data // layout.CACHE_LINE) * layout.CACHE_LINE
+
+    def set(self, word: int, value: int) -> None:
+        ctypes.c_int64.from_address(self.address + layout.WORD * word).value = value
+
+    def semaphore(self, index: int) -> int:
+        """Return the address of the semaphore that thread `index` sleeps on."""
+        return self.address + layout.WORD * (layout.SEMAPHORES + layout.SEMAPHORE_WORDS * index)
+
+
+def _start(serve: Callable[..., int], state: _State, calls: _Calls) -> list[threading.Thread]:
+    """Start all threads but the first, which is the caller of `run`."""
+    state.set(layout.CALL_WAIT, calls.wait_address)
+    state.set(layout.CALL_POST, calls.post_address)
+    members = []
+    for index in range(1, state.n_threads):
+        calls.prepare(state.semaphore(index))
+        arguments = (state.address, index, state.n_threads)
+        members.append(threading.Thread(target=serve, args=arguments, name=f"numba-compute-{index}", daemon=True))
+        members[-1].start()
+    return members
+
+
+def _end(state: _State, calls: _Calls, members: list[threading.Thread]) -> None:
+    """Wake all threads to tell them to return, and wait for them."""
+    state.set(layout.JOB_STOP, 1)
+    for index in range(1, len(members) + 1):
+        calls.post(state.semaphore(index))
+    for thread in members:
+        thread.join(_JOIN_TIMEOUT_S)
+
+
+class _Calls(Protocol):
+    """What threads need of the system: functions by address, and a way to make and raise a semaphore."""
+
+    wait_address: int
+    post_address: int
+    yield_address: int
+
+    def prepare(self, semaphore: int) -> None: ...
+
+    def post(self, semaphore: int) -> int: ...
+
+
+class _NativeCalls(_Calls):
     """POSIX semaphores and `sched_yield` by address."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._init = library.sem_init
+        self._init, self._post = library.sem_init, library.sem_post
         self._init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
-        self.post = library.sem_post
-        self.post.argtypes = (ctypes.c_void_p,)
+        self._post.argtypes = (ctypes.c_void_p,)
         self.wait_address, self.post_address, self.yield_address = (
             ctypes.cast(function, ctypes.c_void_p).value or 0
             for function in (library.sem_wait, library.sem_post, library.sched_yield)
@@ -110,11 +137,14 @@ class _NativeCalls:
         if self._init(semaphore, 0, 0) != 0:
             raise OSError("sem_init failed")
 
+    def post(self, semaphore: int) -> int:
+        return int(self._post(semaphore))
 
-class _PythonCalls:
+
+class _PythonCalls(_Calls):
     """The same through the interpreter, where the system has no such functions."""
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self) -> None:
         self._semaphores: dict[int, threading.Semaphore] = {}
         self._functions = [_C_CALL(self._wait), _C_CALL(self.post), _C_CALL(self._yield)]
         self.wait_address, self.post_address, self.yield_address = (
@@ -137,7 +167,7 @@ class _PythonCalls:
         return 0
 
 
-def _native_calls() -> _NativeCalls | None:
+def _native_calls() -> _Calls | None:
     try:
         library = ctypes.CDLL(None)
         calls = _NativeCalls(library)

@@ -17,9 +17,20 @@ from typing import Any
 
 from numba import types
 
+from rpc_backend_numba.atomics import code_call
 from rpc_backend_numba.attention_scratch import BLOCK, TILE_ROWS, Region
+from rpc_backend_numba.element_codes import F16 as F16_CODE
 from rpc_backend_numba.formats import UNIT_COLUMNS
-from rpc_backend_numba.kernels.access import address, extent, param, param_float, row_address, share, stride
+from rpc_backend_numba.kernels.access import (
+    address,
+    element_code,
+    extent,
+    param,
+    param_float,
+    row_address,
+    share,
+    stride,
+)
 from rpc_backend_numba.kernels.row_codecs import make_decoder
 from rpc_backend_numba.simd import (
     extract,
@@ -44,8 +55,10 @@ from rpc_backend_numba.simd.tiles import (
     transpose_square,
 )
 
-SCRATCH, SCRATCH_STRIDE, SLOPES, SCALE, SOFTCAP, REGIONS = 0, 1, 2, 3, 4, 5
+SCRATCH, SCRATCH_STRIDE, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, REGIONS = 0, 1, 2, 3, 4, 5, 6, 7
 """Parameters; from REGIONS on the offsets of `attention_scratch.Region`. Tensors: 1 q, 2 k, 3 v, 4 mask."""
+
+_call_codec = code_call(3)
 
 _F32 = types.float32
 _QUERIES, _KEYS, _PANEL, _VALUES = Region.QUERIES.value, Region.KEYS.value, Region.PANEL.value, Region.VALUES.value
@@ -55,13 +68,12 @@ _ROW_NBYTES = 4 * BLOCK
 _HIDDEN = _F32(-math.inf)
 
 
-def make_attention(layer: Layer, variant: str) -> Any:
-    """Return the kernel for `<k type>-<v type>-<mask type>`; the mask is `F16`, `F32` or `none`."""
-    key_type, value_type, mask_type = variant.split("-")
+def make_attention(layer: Layer, element_types: str) -> Any:
+    """Return the kernel for keys and values that are both `F16` or both `F32`, or for `any` by its row codecs."""
     load_queries, store_result = _make_ends(layer)
-    fill_bias = _make_fill_bias(layer, mask_type)
-    fill_values = _make_fill_values(layer, value_type)
-    score_block = _make_score_block(layer, key_type)
+    fill_bias = _make_fill_bias(layer)
+    fill_values = _make_fill_values(layer, _make_row_decoder(layer, element_types, VALUE_CODEC))
+    score_block = _make_score_block(layer, _make_row_decoder(layer, element_types, KEY_CODEC))
     soften = _make_soften(layer)
     gather_block = _make_gather_block(layer)
 
@@ -111,6 +123,24 @@ def _kv_row(args, tensor, position, kv_head, stream):
     return row_address(args, tensor, position, kv_head, stream // repeat)
 
 
+def _make_row_decoder(layer: Layer, element_types: str, codec: int) -> Any:
+    """Return `decode(args, source, target, n)`: a row of keys or values as float32."""
+    if element_types == "any":
+
+        @helper
+        def decode_any(args, source, target, n):
+            _call_codec(param(args, codec), source, target, n)
+
+        return decode_any
+    decode_row = make_decoder(layer, element_types)
+
+    @helper
+    def decode(args, source, target, n):
+        decode_row(source, target, n)
+
+    return decode
+
+
 def _make_ends(layer: Layer) -> tuple[Any, Any]:
     """Return what begins an item (queries in, sums at zero) and what ends it (the result out)."""
     F32, lanes = layer.F32, layer.lanes
@@ -154,10 +184,9 @@ def _make_ends(layer: Layer) -> tuple[Any, Any]:
     return load_queries, store_result
 
 
-def _make_fill_bias(layer: Layer, mask_type: str) -> Any:
+def _make_fill_bias(layer: Layer) -> Any:
     """Return `fill(…, start)`: what the mask adds to each row's scores; whether any row sees any position."""
     F32, lanes, load_half, half_value = layer.F32, layer.lanes, layer.load_half, layer.half_value
-    has_mask, half_mask = mask_type != "none", mask_type == "F16"
 
     @helper
     def mask_row(args, row, kv_head, stream):
@@ -165,40 +194,40 @@ def _make_fill_bias(layer: Layer, mask_type: str) -> Any:
         return row_address(args, 4, token, head % extent(args, 4, 2), stream % extent(args, 4, 3)), head
 
     @helper
-    def one_bias(mask, position, slope):
-        if not has_mask:
+    def one_bias(mask, position, slope, code):
+        if mask == 0:
             return _F32(0.0)
-        if half_mask:
+        if code == F16_CODE:
             return half_value(load_at(types.uint16, mask, position)) * slope
         return load_at(_F32, mask, position) * slope
 
     @helper
-    def bias_vector(mask, position, n_kv, slope):
+    def bias_vector(mask, position, n_kv, slope, code):
         if position + lanes <= n_kv:
-            if not has_mask:
+            if mask == 0:
                 return zero(F32)
-            if half_mask:
+            if code == F16_CODE:
                 return load_half(mask + 2 * position) * splat(F32, slope)
             return load(F32, mask + 4 * position) * splat(F32, slope)
         return splat(F32, _HIDDEN)
 
     @helper
     def fill_bias(args, base, n_rows, first_row, kv_head, stream, start):
-        n_kv = extent(args, 2, 1)
+        n_kv, code = extent(args, 2, 1), element_code(args, 4)
         seen = _region(args, base, _SEEN)
         for at in range(0, BLOCK, lanes):
             store(seen + 4 * at, splat(F32, _HIDDEN))
         any_seen = splat(F32, _HIDDEN)
         for row in range(n_rows):
             mask, slope = address(args, 4), _F32(1.0)
-            if has_mask:
+            if mask != 0:
                 mask, head = mask_row(args, first_row + row, kv_head, stream)
                 slope = load_at(_F32, param(args, SLOPES), head)
             place = _region(args, base, _BIAS) + row * _ROW_NBYTES
             for at in range(0, BLOCK, lanes):
-                store(place + 4 * at, bias_vector(mask, start + at, n_kv, slope))
+                store(place + 4 * at, bias_vector(mask, start + at, n_kv, slope, code))
             for position in range(start + (n_kv - start) // lanes * lanes, min(n_kv, start + BLOCK)):
-                store_at(_F32, place, position - start, one_bias(mask, position, slope))
+                store_at(_F32, place, position - start, one_bias(mask, position, slope, code))
             for at in range(0, BLOCK, lanes):
                 bias = load(F32, place + 4 * at)
                 both = maximum(bias, load(F32, seen + 4 * at))
@@ -209,10 +238,10 @@ def _make_fill_bias(layer: Layer, mask_type: str) -> Any:
     return fill_bias
 
 
-def _make_score_block(layer: Layer, key_type: str) -> Any:
+def _make_score_block(layer: Layer, decode: Any) -> Any:
     """Return `score(…)`: q · k of all rows and the positions of a block, where any of a vector of them is seen."""
     F32, lanes = layer.F32, layer.lanes
-    decode, transpose = make_decoder(layer, key_type), transpose_square(layer.F32)
+    transpose = transpose_square(layer.F32)
     strips = {width: _score_strip(layer, width) for width in (4, 8, 12)}
     narrow, middle, wide = strips[4], strips[8], strips[12]
 
@@ -227,7 +256,7 @@ def _make_score_block(layer: Layer, key_type: str) -> Any:
                 continue
             for i in range(lanes):
                 if load_at(_F32, seen, at + i) > _HIDDEN:
-                    decode(_kv_row(args, 2, start + at + i, kv_head, stream), keys + i * row_nbytes, n)
+                    decode(args, _kv_row(args, 2, start + at + i, kv_head, stream), keys + i * row_nbytes, n)
             for i in range(0, n, lanes):
                 transpose(keys + 4 * i, row_nbytes, panel + 4 * lanes * i)
             queries, scores = _region(args, base, _QUERIES), _region(args, base, _SCORES) + 4 * at
@@ -296,9 +325,9 @@ def _make_soften(layer: Layer) -> Any:
     return soften
 
 
-def _make_fill_values(layer: Layer, value_type: str) -> Any:
+def _make_fill_values(layer: Layer, decode: Any) -> Any:
     """Return `fill(…)`: the values of a block as float32, zeros for positions that no row sees."""
-    F32, lanes, decode = layer.F32, layer.lanes, make_decoder(layer, value_type)
+    F32, lanes = layer.F32, layer.lanes
 
     @helper
     def fill_values(args, base, kv_head, stream, start, count):
@@ -311,7 +340,7 @@ def _make_fill_values(layer: Layer, value_type: str) -> Any:
                 for at in range(0, width, lanes):
                     store(place + 4 * at, zero(F32))
             if load_at(_F32, seen, i) > _HIDDEN:
-                decode(_kv_row(args, 3, start + i, kv_head, stream), place, n)
+                decode(args, _kv_row(args, 3, start + i, kv_head, stream), place, n)
 
     return fill_values
 

@@ -17,75 +17,122 @@ from numba import types
 from rpc_backend_numba.formats import FORMATS, GROUP, ROW_INPUT_NBYTES, ROW_INPUT_SCALES, ROW_INPUT_SUMS
 from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES, make_element_load, make_vector_load
 from rpc_backend_numba.kernels.unpack import make_unpack
-from rpc_backend_numba.simd import concat, convert, fma, helper, hsum, load, splat, store, vector, zero
+from rpc_backend_numba.simd import (
+    add_pairs,
+    convert,
+    extract,
+    fma,
+    helper,
+    high_half,
+    hsum,
+    load,
+    low_half,
+    place,
+    splat,
+    store,
+    vector,
+    zero,
+)
 from rpc_backend_numba.simd.layer import Layer
 
 _F32 = types.float32
-_F32X4, _F32X8, _I32X8 = vector(types.float32, 4), vector(types.float32, 8), vector(types.int32, 8)
+_F32X4, _I32X8 = vector(types.float32, 4), vector(types.int32, 8)
 _I8X32 = vector(types.int8, 32)
 
 
-def _make_step(layer: Layer, format_name: str) -> Any:
-    """Return `step(total, minimum, block, j, input)`: one group of one row times one column, added up."""
-    form = FORMATS[format_name]
+def _make_row(layer: Layer, format_name: str) -> Any:
+    """Return `row(block, j, start, inputs)`: one group of one row times one column.
+
+    It gives the products as eight int32 (the first four belong to the first half of the group), two scales, two
+    minimums.
+    """
     unpack, dot4 = make_unpack(layer, format_name), layer.dot4
+
+    @helper
+    def row(block, j, start, inputs):
+        q, d0, d1, m0, m1 = unpack(block, j)
+        return dot4(start, q, inputs), d0, d1, m0, m1
+
+    return row
+
+
+@helper
+def _four(a, b, c, d):
+    return place(place(place(splat(_F32X4, a), b, 1), c, 2), d, 3)
+
+
+def _make_step(layer: Layer, format_name: str) -> Any:
+    """Return `step(total, a, b, c, d, j, source)`: one group of four rows times one column, a lane per row.
+
+    The additions to a lane are those that `simd.tiles` makes for a row, in the same order: a result does not depend
+    on how many columns are computed at once.
+    """
+    form = FORMATS[format_name]
+    row = _make_row(layer, format_name)
     zero_shift = form.zero_point.bit_length() - 1
     has_zero_point, has_minimum, one_scale = form.zero_point > 0, form.has_minimum, form.scale_span == GROUP
 
     @helper
-    def step(total, minimum, block, j, source):
-        q, d0, d1, m0, m1 = unpack(block, j)
-        start = zero(_I32X8)
+    def step(total, a, b, c, d, j, source):
+        start, inputs = zero(_I32X8), load(_I8X32, source)
         if has_zero_point:
             start = load(_I32X8, source + ROW_INPUT_SUMS) << splat(_I32X8, zero_shift)
-        products = convert(_F32, dot4(start, q, load(_I8X32, source)))
-        scale = load(_F32, source + ROW_INPUT_SCALES)
+        dot_a, a0, a1, am0, am1 = row(a, j, start, inputs)
+        dot_b, b0, b1, bm0, bm1 = row(b, j, start, inputs)
+        dot_c, c0, c1, cm0, cm1 = row(c, j, start, inputs)
+        dot_d, d0, d1, dm0, dm1 = row(d, j, start, inputs)
+        sums = add_pairs(add_pairs(dot_a, dot_b), add_pairs(dot_c, dot_d))
+        first, second = low_half(sums), high_half(sums)
         if one_scale:
-            scales = splat(_F32X8, d0 * scale)
-        else:
-            scales = concat(splat(_F32X4, d0 * scale), splat(_F32X4, d1 * scale))
+            first = first + second
+        numbers = source + ROW_INPUT_SCALES
+        scale = splat(_F32X4, load(_F32, numbers))
+        total = fma(convert(_F32, first) * scale, _four(a0, b0, c0, d0), total)
         if has_minimum:
-            if one_scale:
-                minimum += m0 * load(_F32, source + ROW_INPUT_SCALES + 12)
-            else:
-                minimum += m0 * load(_F32, source + ROW_INPUT_SCALES + 4)
-                minimum += m1 * load(_F32, source + ROW_INPUT_SCALES + 8)
-        return fma(products, scales, total), minimum
+            scaled_sum = splat(_F32X4, load(_F32, numbers + (12 if one_scale else 4)))
+            total = fma(_four(am0, bm0, cm0, dm0), scaled_sum, total)
+        if not one_scale:
+            total = fma(convert(_F32, second) * scale, _four(a1, b1, c1, d1), total)
+            if has_minimum:
+                total = fma(_four(am1, bm1, cm1, dm1), splat(_F32X4, load(_F32, numbers + 8)), total)
+        return total
 
     return step
 
 
 def make_rows(layer: Layer, format_name: str) -> Any:
-    """Return the kernel `rows` of a quantised format."""
+    """Return the kernel `rows` of a quantised format: four rows at a time."""
     step = _make_step(layer, format_name)
     form = FORMATS[format_name]
     block_nbytes, groups = form.block_nbytes, form.block_size // GROUP
 
     @helper
-    def pair(first, second, n_blocks, source):
-        """Two rows at once, so that their chains of additions overlap."""
-        a, b = zero(_F32X8), zero(_F32X8)
-        a_min, b_min = _F32(0.0), _F32(0.0)
+    def dots(a, b, c, d, n_blocks, source):
+        total = zero(_F32X4)
         for _ in range(n_blocks):
             for j in range(groups):
-                a, a_min = step(a, a_min, first, j, source)
-                b, b_min = step(b, b_min, second, j, source)
+                total = step(total, a, b, c, d, j, source)
                 source += ROW_INPUT_NBYTES
-            first += block_nbytes
-            second += block_nbytes
-        return hsum(a) + a_min, hsum(b) + b_min
+            a += block_nbytes
+            b += block_nbytes
+            c += block_nbytes
+            d += block_nbytes
+        return total
 
     def rows(weights, row_stride, n_rows, n_groups, inputs, input_stride, n_columns, out, out_stride):
         n_blocks = n_groups // groups
-        for row in range(0, n_rows, 2):
-            first = weights + row * row_stride
-            second = first + (row_stride if row + 1 < n_rows else 0)
+        for row in range(0, n_rows, 4):
+            last = n_rows - 1 - row
+            a = weights + row * row_stride
+            b, c, d = a + min(1, last) * row_stride, a + min(2, last) * row_stride, a + min(3, last) * row_stride
             for column in range(n_columns):
-                a, b = pair(first, second, n_blocks, inputs + column * input_stride)
-                place = out + column * out_stride + 4 * row
-                store(place, a)
-                if row + 1 < n_rows:
-                    store(place + 4, b)
+                totals = dots(a, b, c, d, n_blocks, inputs + column * input_stride)
+                target = out + column * out_stride + 4 * row
+                if last >= 3:
+                    store(target, totals)
+                else:
+                    for lane in range(last + 1):
+                        store(target + 4 * lane, extract(totals, lane))
 
     return rows
 

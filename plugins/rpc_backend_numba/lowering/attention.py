@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_backend.plugin_api import RopeMode, Tensor
-from rpc_backend_numba.arguments import Param, Private, Shared
+from rpc_backend_numba.arguments import Code, Param, Private, Shared
 from rpc_backend_numba.attention_scratch import region_offsets
 from rpc_backend_numba.builder import PlanBuilder
-from rpc_backend_numba.lowering.types import DECODABLE, F32, FLOATS
+from rpc_backend_numba.lowering.types import DECODABLE, F16, F32, FLOATS
 
 _Doubles = npt.NDArray[np.float64]
 
@@ -100,6 +100,9 @@ def flash(builder: PlanBuilder, node: Tensor) -> None:
     params = node.params
     offsets, nbytes = region_offsets(k.ne[0], v.ne[0], builder.lanes)
     slopes = builder.constant(alibi_slopes(q.ne[2], params["max_bias"]))
-    values: list[Param] = [Private(), slopes, float(params["scale"]), float(params["logit_softcap"]), *offsets]
-    kernel = f"attention.{k.type.name}-{v.type.name}-{mask.type.name if mask else 'none'}"
+    inlined = k.type is v.type and k.type in (F16, F32)
+    codecs: list[Param] = [0, 0] if inlined else [Code(f"to_float.{tensor.type.name}") for tensor in (k, v)]
+    factors = [float(params["scale"]), float(params["logit_softcap"])]
+    values: list[Param] = [Private(), slopes, *factors, *codecs, *offsets]
+    kernel = f"attention.{k.type.name if inlined else 'any'}"
     builder.row(kernel, node, [q, k, v, mask], values, private_nbytes=nbytes)

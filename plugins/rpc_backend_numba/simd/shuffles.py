@@ -93,6 +93,20 @@ def interleave(typing_context: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
+def add_pairs(typing_context: Any, a: Any, b: Any) -> Any:
+    """Sums of neighbours of two vectors of eight: a01, a23, b01, b23, a45, a67, b45, b67."""
+    if not isinstance(a, VectorType) or a != b or a.lanes != 8 or not isinstance(a.element, types.Integer):
+        return None
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        first = _shuffle(builder, args[0], args[1], [0, 2, 8, 10, 4, 6, 12, 14])
+        second = _shuffle(builder, args[0], args[1], [1, 3, 9, 11, 5, 7, 13, 15])
+        return builder.add(first, second)
+
+    return a(a, b), emit
+
+
+@intrinsic
 def extract(typing_context: Any, a: Any, lane: Any) -> Any:
     """`extract(v, lane)`: one lane as a scalar."""
     if not isinstance(a, VectorType):
