@@ -23,4 +23,4 @@ def test_a_worker_gives_what_this_process_gives(tmp_path: Path) -> None:
         np.testing.assert_array_equal(there.logits(there.tokenize("abab")), logits)
         (traffic,) = there.wire().values()
     assert (text, stream.result.tokens) == (expected.text, expected.tokens)
-    assert traffic["commands"]["GRAPH_COMPUTE"] > 0
+    assert traffic["commands"]["SUBMIT"] > 0

@@ -49,6 +49,22 @@ def sum_rows(node: Tensor) -> None:
     store(node, floats(node.sources[0]).sum(axis=-1, dtype=np.float64, keepdims=True))
 
 
+def cumsum(node: Tensor) -> None:
+    """The sum of each row up to every element, added from left to right in float32."""
+    store(node, np.add.accumulate(floats(node.sources[0]), axis=-1, dtype=np.float32))
+
+
+def log(node: Tensor) -> None:
+    """The natural logarithm: -inf of 0, NaN of what is below."""
+    store(node, np.log(floats(node.sources[0]).astype(np.float64)))
+
+
+def clamp(node: Tensor) -> None:
+    """x between the bounds `min` and `max`; a NaN stays one."""
+    params = node.params
+    store(node, np.clip(floats(node.sources[0]), np.float32(params["min"]), np.float32(params["max"])))
+
+
 def rms_norm(node: Tensor) -> None:
     """x / √(mean of x² over the row + eps)."""
     x = floats(node.sources[0]).astype(np.float64)

@@ -52,7 +52,7 @@ def _checked(node: Tensor, rows: Tensor, n_rows: int) -> Array:
 
 
 def argmax(node: Tensor) -> None:
-    """The index of the largest element of each row; of equals the first."""
+    """The index of the largest element of each row; of equals the first. A NaN is larger than any number."""
     store(node, cells(node.sources[0])[0, 0].argmax(axis=-1))
 
 
@@ -63,6 +63,10 @@ def argsort(node: Tensor) -> None:
 
 
 def top_k(node: Tensor) -> None:
-    """The indices of the k largest elements of each row; their order is not promised."""
-    order = np.argsort(-cells(node.sources[0]), axis=-1, kind="stable")
+    """The indices of the k largest elements of each row, the largest first; of equals the lower index first.
+
+    A NaN is larger than any number.
+    """
+    values = cells(node.sources[0])
+    order = np.lexsort((-values, ~np.isnan(values)), axis=-1)  # by the last key first, stable
     store(node, order[..., : node.ne[0]])

@@ -90,6 +90,11 @@ _MODEL = (
         show_default=True,
         help="Whether attention is one fused operation.",
     ),
+    click.option(
+        "--backend-sampling",
+        is_flag=True,
+        help="Draw tokens on the device that has the logits, where the sampler allows it: only token ids come back.",
+    ),
 )
 
 
@@ -110,11 +115,27 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_request(
-        *, model: str, split: str, n_ctx: int | None, ubatch: int, kv_type: str, flash_attn: bool, **others: Any
+        *,
+        model: str,
+        split: str,
+        n_ctx: int | None,
+        ubatch: int,
+        kv_type: str,
+        flash_attn: bool,
+        backend_sampling: bool,
+        **others: Any,
     ) -> Any:
         from rpc_backend.host import ModelRequest  # heavy: not for --help
 
-        request = ModelRequest(model, split, n_ctx, ubatch=ubatch, kv_type=kv_type.upper(), flash_attn=flash_attn)
+        request = ModelRequest(
+            model,
+            split,
+            n_ctx,
+            ubatch=ubatch,
+            kv_type=kv_type.upper(),
+            flash_attn=flash_attn,
+            backend_sampling=backend_sampling,
+        )
         return command(request=request, **others)
 
     return _add(_MODEL, with_request)

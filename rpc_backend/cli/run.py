@@ -109,6 +109,8 @@ def load(request: ModelRequest, where: WorkersRequest) -> LLM:
             ubatch=request.ubatch,
             kv_type=request.kv_type,
             flash_attn=request.flash_attn,
+            pipeline_groups=request.pipeline_groups,
+            backend_sampling=request.backend_sampling,
             threads=where.threads,
             wait_s=where.wait_s,
             on_progress=bar,

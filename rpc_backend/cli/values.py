@@ -30,3 +30,17 @@ class ByteSize(click.ParamType):
         if nbytes < 1:
             self.fail(f"{value!r} is less than one byte", param, ctx)
         return nbytes
+
+
+class Counts(click.ParamType):
+    """Whole numbers from 1 on, separated by commas, as a tuple."""
+
+    name = "N[,N…]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r} is not a list of counts such as 1,8,32", param, ctx)
+        return tuple(int(part) for part in parts)

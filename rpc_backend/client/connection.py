@@ -16,6 +16,7 @@ from rpc_backend import settings as switches
 from rpc_backend.client.counters import Counters
 from rpc_backend.client.device import RemoteDevice, open_devices
 from rpc_backend.client.dispatcher import Dispatcher
+from rpc_backend.client.watch import Watch
 from rpc_backend.errors import (
     ChannelError,
     ConnectError,
@@ -46,6 +47,7 @@ class Connection:
         self.hello = hello
         self.agreement = agreement
         self._devices: list[RemoteDevice] | None = None
+        self._watch = Watch(dispatcher)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -58,6 +60,10 @@ class Connection:
     def counters(self) -> Counters:
         """Counts of what was sent and received so far."""
         return self.dispatcher.counters
+
+    def watch(self) -> None:
+        """Begin to look after deadlines and a silent worker also when no thread waits for an answer."""
+        self._watch.start()
 
     def call(self, command: Command[Request, Reply], request: Request, *, stream: int = 0) -> Reply:
         """Send any command without payload and return its reply. Raises as `Dispatcher.call`."""
@@ -80,6 +86,7 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
+        self._watch.stop()
         try:
             self.dispatcher.post(GOODBYE, Empty())
         except ChannelError:
@@ -125,10 +132,12 @@ def connect(
         )
     )
     try:
-        return greet(dispatcher, greeting, settings)
+        connection = greet(dispatcher, greeting, settings)
+        connection.watch()
     except BaseException:
         dispatcher.abort()
         raise
+    return connection
 
 
 def greet(dispatcher: Dispatcher, greeting: Greeting, settings: Settings) -> Connection:

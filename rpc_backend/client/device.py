@@ -7,23 +7,55 @@ Belongs here: `Device` in terms of commands. Must not be here: connecting (`conn
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import get_args
 
 from rpc_backend.client.buffer import RemoteBuffer
 from rpc_backend.client.dispatcher import Dispatcher
+from rpc_backend.client.events import EventNumbers, RemoteEvent
 from rpc_backend.client.placement import place_on
 from rpc_backend.client.plan import RemotePlan
 from rpc_backend.client.questions import Questions
 from rpc_backend.client.queue import CommandQueue
+from rpc_backend.client.reads import ReadLimits, Reads
 from rpc_backend.client.stream import RemoteStream
+from rpc_backend.client.task import Place, RemoteTask, make_task
 from rpc_backend.client.transfers import Transfers
-from rpc_backend.errors import ErrorContext, RemoteProtocolError, UnsupportedOpError
+from rpc_backend.errors import (
+    ChannelError,
+    EndpointError,
+    ErrorContext,
+    GraphError,
+    RemoteProtocolError,
+    UnsupportedOpError,
+)
 from rpc_backend.graph import Graph, Tensor, encode_graph
-from rpc_backend.interfaces import Buffer, BufferUsage, Device, DeviceInfo, DeviceKind, Memory, Plan, Stream
-from rpc_backend.protocol.commands import ALLOC_BUFFER, GET_ALIGNMENT, GET_DEVICE_MEMORY, GET_MAX_SIZE
-from rpc_backend.protocol.records import AllocBuffer, DeviceRef, HelloReply
+from rpc_backend.interfaces import (
+    Buffer,
+    BufferUsage,
+    Device,
+    DeviceInfo,
+    DeviceKind,
+    Event,
+    Memory,
+    Onward,
+    Stream,
+)
+from rpc_backend.protocol import parse_endpoint
+from rpc_backend.protocol.commands import (
+    ALLOC_BUFFER,
+    DROP_TICKETS,
+    GET_ALIGNMENT,
+    GET_DEVICE_MEMORY,
+    GET_MAX_SIZE,
+    GET_TENSORS,
+    SUBMIT,
+)
+from rpc_backend.protocol.records import AllocBuffer, DeviceRef, HelloReply, Tickets
 
 _WINDOW_NBYTES = 4 << 20
+PEER_ABILITY = "peer:"
+"""Prefix of an ability of a worker: it sends results to the worker at the endpoint that follows."""
 
 
 class RemoteDevice(Device):
@@ -32,13 +64,24 @@ class RemoteDevice(Device):
     Everything that is done on it goes through one queue, in order.
     """
 
-    def __init__(self, dispatcher: Dispatcher, index: int, info: DeviceInfo, hello: HelloReply) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, index: int, info: DeviceInfo, hello: HelloReply, numbers: EventNumbers
+    ) -> None:
         self.info = info
         self.index = index
         self.dispatcher = dispatcher
-        window_nbytes = min(_WINDOW_NBYTES, hello.max_queued_nbytes // 4)
-        self._queue = CommandQueue(dispatcher, index, window_nbytes=window_nbytes)
-        self._transfers = Transfers(self._queue, min(hello.max_payload_nbytes, window_nbytes))
+        self._hello = hello
+        self._numbers = numbers
+        # All devices together keep within half of what the session may have waiting; headers take their part.
+        limit_nbytes = max(1, hello.max_queued_nbytes // (2 * len(hello.devices)))
+        window_nbytes = max(1, min(_WINDOW_NBYTES, limit_nbytes // 2))
+        self._task_nbytes = min(hello.max_payload_nbytes, limit_nbytes)
+        is_batched = dispatcher.minor >= GET_TENSORS.since and not dispatcher.settings.no_batched_get
+        reads = ReadLimits(hello.max_payload_nbytes, is_batched)
+        self._queue = CommandQueue(
+            dispatcher, index, lambda: Reads(reads), window_nbytes=window_nbytes, limit_nbytes=limit_nbytes
+        )
+        self._transfers = Transfers(self._queue, min(hello.max_payload_nbytes, window_nbytes), reads)
         self._questions = Questions(dispatcher, index)
 
     def memory(self) -> Memory:
@@ -65,7 +108,7 @@ class RemoteDevice(Device):
         sizes = self._questions.alloc_sizes(tensors)
         return [max(size, tensor.nbytes) for size, tensor in zip(sizes, tensors, strict=True)]
 
-    def compile(self, graph: Graph) -> Plan:
+    def compile(self, graph: Graph) -> RemotePlan:
         """Encode a graph once; the worker compiles it when it is first computed.
 
         Raises:
@@ -80,11 +123,64 @@ class RemoteDevice(Device):
                 raise UnsupportedOpError(f"{self.info.name} does not run {node}", context=context)
         return RemotePlan(self, graph, record)
 
+    def prepare_task(
+        self,
+        graph: Graph,
+        *,
+        writes: Sequence[Tensor] = (),
+        reads: Sequence[Tensor] = (),
+        receives: Sequence[Tensor] = (),
+        onward: Sequence[Onward] = (),
+    ) -> RemoteTask:
+        """As `Device.prepare_task`.
+
+        Raises:
+            GraphError: also if results are to go to a device that `can_send_to` denies.
+            LimitError: values or results are more than the worker takes in a message.
+        """
+        places = [(item, self._place(item.target)) for item in onward]
+        has_submit = self.dispatcher.minor >= SUBMIT.since
+        plan = self.compile(graph)
+        return make_task(
+            plan, writes, reads, receives, places, max_payload_nbytes=self._task_nbytes, has_submit=has_submit
+        )
+
+    def can_send_to(self, target: Device) -> bool:
+        """Whether both workers can, the switches allow it, and this one may connect to the other.
+
+        It may if both are on this machine, or if it said so in its abilities.
+        """
+        if not isinstance(target, RemoteDevice):
+            return False
+        for dispatcher in (self.dispatcher, target.dispatcher):
+            settings = dispatcher.settings
+            if dispatcher.minor < SUBMIT.since or not settings.p2p or settings.no_async_copy:
+                return False
+        if target.dispatcher is self.dispatcher:
+            return True
+        if _is_here(self.dispatcher.name) and _is_here(target.dispatcher.name):
+            return True
+        return PEER_ABILITY + target.dispatcher.name in self._hello.abilities
+
+    def drop_tickets(self, tickets: Sequence[bytes], reason: str) -> None:
+        if self.dispatcher.minor >= DROP_TICKETS.since:
+            with suppress(ChannelError):  # with the worker, all that waits for a ticket is gone
+                self.dispatcher.post(DROP_TICKETS, Tickets(list(tickets), reason))
+
+    def create_event(self) -> Event:
+        return RemoteEvent(self.dispatcher, self._numbers)
+
     def create_stream(self) -> Stream:
         return RemoteStream(self, self._transfers)
 
     def close(self) -> None:
         """Nothing is held here: the connection frees all of its session when it is closed."""
+
+    def _place(self, target: Device) -> Place:
+        if not isinstance(target, RemoteDevice) or not self.can_send_to(target):
+            raise GraphError(f"{self.info.name} cannot send results to {target.info.name}")
+        endpoint = "" if target.dispatcher is self.dispatcher else target.dispatcher.name
+        return Place(endpoint, target.index)
 
 
 def open_devices(dispatcher: Dispatcher, hello: HelloReply) -> list[RemoteDevice]:
@@ -94,6 +190,7 @@ def open_devices(dispatcher: Dispatcher, hello: HelloReply) -> list[RemoteDevice
         RemoteProtocolError: a device is not described by name, description and a known kind.
     """
     devices = []
+    numbers = EventNumbers()
     for index, fields in enumerate(hello.devices):
         name, description, kind = _description(dispatcher, fields)
         info = DeviceInfo(
@@ -103,7 +200,7 @@ def open_devices(dispatcher: Dispatcher, hello: HelloReply) -> list[RemoteDevice
             alignment=dispatcher.call(GET_ALIGNMENT, DeviceRef(index)).nbytes,
             max_buffer_nbytes=dispatcher.call(GET_MAX_SIZE, DeviceRef(index)).nbytes,
         )
-        devices.append(RemoteDevice(dispatcher, index, info, hello))
+        devices.append(RemoteDevice(dispatcher, index, info, hello, numbers))
     return devices
 
 
@@ -113,3 +210,11 @@ def _description(dispatcher: Dispatcher, fields: list[str]) -> tuple[str, str, D
             if kind == fields[2]:
                 return fields[0], fields[1], kind
     raise RemoteProtocolError(f"HELLO names a device {fields!r:.200}", context=ErrorContext(worker=dispatcher.name))
+
+
+def _is_here(name: str) -> bool:
+    """Whether a worker is on this machine; one whose name is no endpoint is in this process."""
+    try:
+        return parse_endpoint(name).is_loopback()
+    except EndpointError:
+        return True

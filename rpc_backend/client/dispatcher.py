@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rpc_backend.client.counters import Counters
 from rpc_backend.client.pulse import Pulse, Verdict
@@ -50,12 +50,21 @@ class Answer(Generic[Reply]):
 
 @dataclass(frozen=True, slots=True)
 class Pending(Generic[Reply]):
-    """A request whose answer is to come."""
+    """A request whose answer is to come. Its future always ends: with the worker, or at the deadline."""
 
     sequence: int
     command: Command[Any, Reply]
     future: Future[Answer[Reply]]
-    ticket: Ticket
+
+
+class Watcher(Protocol):
+    """Who wants to know what nobody waits for. Called on the I/O thread, without any lock; must not block."""
+
+    def on_notice(self, event: NoticeEvent) -> None:
+        """A command without reply failed on the stream."""
+
+    def on_lost(self) -> None:
+        """Every call fails from now on."""
 
 
 class Dispatcher:
@@ -64,12 +73,14 @@ class Dispatcher:
     def __init__(self, name: str, settings: Settings, limits: Limits) -> None:
         """`name` is the endpoint, for errors; `counters` counts what passes."""
         self.name = name
+        self.settings = settings
         self._timeout_s = settings.command_timeout_ms / 1000
         self._conversation = ClientConversation(limits)
         self._pulse = Pulse(settings.heartbeat_timeout_ms / 1000)
         self.counters = Counters()
         self._lock = threading.RLock()
-        self._open: dict[int, Future[Answer[Any]]] = {}
+        self._open: dict[int, tuple[Pending[Any], float]] = {}
+        self._watchers: dict[int, Watcher] = {}
         self._channel: Channel | None = None
         self._lost: Exception | None = None
 
@@ -77,6 +88,16 @@ class Dispatcher:
     def is_lost(self) -> bool:
         """Whether every call fails from now on."""
         return self._lost is not None
+
+    @property
+    def minor(self) -> int:
+        """The protocol minor of the connection; 0 before it is agreed."""
+        return self._conversation.minor or 0
+
+    @property
+    def interval_s(self) -> float:
+        """How often `check` should be called."""
+        return self._pulse.interval_s
 
     def attach(self, channel: Channel) -> None:
         """Send through `channel`, whose callbacks are `on_message` and `on_lost`."""
@@ -86,6 +107,11 @@ class Dispatcher:
         """HELLO went well: allow every command of this minor version."""
         with self._lock:
             self._conversation.agree(minor)
+
+    def watch(self, stream: int, watcher: Watcher) -> None:
+        """Tell `watcher` of the notices of a stream, and of the end. There is one watcher per stream."""
+        with self._lock:
+            self._watchers[stream] = watcher
 
     def call(
         self,
@@ -108,7 +134,7 @@ class Dispatcher:
     def submit(
         self, command: Command[Request, Reply], request: Request, payload: Frame | None = None, *, stream: int = 0
     ) -> Pending[Reply]:
-        """Send a request and return at once; `payload` must not change before the ticket is done.
+        """Send a request and return at once; `payload` must not change before the answer came.
 
         Raises:
             WorkerLostError: the worker is gone.
@@ -116,30 +142,69 @@ class Dispatcher:
         future: Future[Answer[Reply]] = Future()
         with self._lock:
             sequence, frames = self._conversation.request(command, request, stream=stream, payload=payload)
-            self._open[sequence] = future
-            ticket = self._send(command, frames)
-        return Pending(sequence, command, future, ticket)
+            pending = Pending(sequence, command, future)
+            self._open[sequence] = (pending, time.monotonic())
+            self._send(command, frames)
+        return pending
 
     def post(
         self, command: Command[Request, None], request: Request, payload: Frame | None = None, *, stream: int = 0
-    ) -> Ticket:
-        """Send a command that has no reply. As `submit`."""
+    ) -> tuple[int, Ticket]:
+        """Send a command that has no reply; return its sequence number, and when `payload` may change.
+
+        Raises as `submit`.
+        """
         with self._lock:
-            _, frames = self._conversation.request(command, request, stream=stream, payload=payload)
-            return self._send(command, frames)
+            sequence, frames = self._conversation.request(command, request, stream=stream, payload=payload)
+            return sequence, self._send(command, frames)
 
     def wait(self, pending: Pending[Reply], *, timeout_s: float | None = None) -> Answer[Reply]:
         """Return the answer of a request. Raises as `call`."""
+        self.wait_answered(pending, timeout_s=timeout_s)
+        return pending.future.result()
+
+    def wait_answered(self, pending: Pending[Any], *, timeout_s: float | None = None) -> None:
+        """Return when a request is answered, or has failed."""
         started_s = time.monotonic()
         deadline_s = started_s + (self._timeout_s if timeout_s is None else timeout_s)
-        while True:
-            left_s = deadline_s - time.monotonic()
-            try:
-                return pending.future.result(max(0.0, min(left_s, self._pulse.interval_s)))
-            except TimeoutError:
-                if left_s <= 0:
-                    raise self._late(pending, started_s) from None
-                self._check_pulse(started_s)
+        while not self._wait_briefly(pending.future, deadline_s):
+            if time.monotonic() >= deadline_s:
+                self._give_up(pending, time.monotonic() - started_s)
+                return
+            self._check_pulse(started_s)
+
+    def wait_future(self, future: Future[Any], what: str) -> None:
+        """Return when the future of queued work is done; `what` it stands for is named if it is late.
+
+        Raises:
+            DeadlineError: it took longer than a command may.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        while not self._wait_briefly(future, deadline_s + 2 * self.interval_s):
+            self.check()
+            if time.monotonic() > deadline_s + self.interval_s and not future.done():
+                text = f"it did not come to its turn within {self._timeout_s:g} s"
+                raise DeadlineError(text, context=ErrorContext(worker=self.name, command=what))
+
+    def _wait_briefly(self, future: Future[Any], deadline_s: float) -> bool:
+        left_s = deadline_s - time.monotonic()
+        try:
+            future.exception(max(0.0, min(left_s, self._pulse.interval_s)))
+        except (TimeoutError, CancelledError):
+            return future.done()
+        return True
+
+    def check(self) -> None:
+        """Give up requests that are open for too long, and the worker if it says nothing: call it now and then."""
+        now_s = time.monotonic()
+        with self._lock:
+            opened = list(self._open.values())
+        for pending, since_s in opened:
+            if now_s - since_s <= self._timeout_s:
+                break  # they are in the order of sending
+            self._give_up(pending, now_s - since_s)
+        if opened:
+            self._check_pulse(opened[0][1])
 
     def wait_sent(self, ticket: Ticket) -> None:
         """Return when the bytes of a message may be changed.
@@ -162,23 +227,30 @@ class Dispatcher:
         with self._lock:
             event = self._conversation.receive(frames)
             self._pulse.heard(time.monotonic())
-            future = None if isinstance(event, NoticeEvent) else self._open.pop(event.request, None)
+            opened = None if isinstance(event, NoticeEvent) else self._open.pop(event.request, None)
         if isinstance(event, NoticeEvent):
-            # The stream raises it at its next synchronising call; this is for those who watch the log.
-            _LOG.info("worker %s: stream %d: %s", self.name, event.stream, event.error)
+            self._tell(event)
             return
         self.counters.received(event.command.name, sum(frame.nbytes for frame in frames))
-        if future is not None:
-            _settle(future, event, self.name)
+        if opened is not None:
+            _settle(opened[0].future, event, self.name)
 
     def on_lost(self, error: Exception) -> None:
         """Fail every open request, and every later one."""
         with self._lock:
-            if self._lost is None:
+            is_first = self._lost is None
+            if is_first:
                 self._lost = error
             waiting, self._open = list(self._open.values()), {}
-        for future in waiting:
-            future.set_exception(self._lost_error(""))
+        for pending, _ in waiting:
+            pending.future.set_exception(self._lost_error(pending.command.name))
+        if is_first:
+            for watcher in list(self._watchers.values()):
+                watcher.on_lost()
+
+    def lost_error(self) -> WorkerLostError:
+        """Return why the worker is lost; a new exception for each who raises it."""
+        return self._lost_error("")
 
     def close(self, linger_s: float) -> None:
         """Send what is queued, then end; open requests fail. A second call does nothing."""
@@ -202,13 +274,21 @@ class Dispatcher:
         self.counters.sent(command.name, sum(memoryview(frame).nbytes for frame in frames))
         return ticket
 
-    def _late(self, pending: Pending[Any], started_s: float) -> DeadlineError:
-        """Forget a request, so that its late answer is dropped, and return the error."""
+    def _tell(self, event: NoticeEvent) -> None:
+        # The stream raises it at its next synchronising call; the log is for those who watch it.
+        _LOG.info("worker %s: stream %d: %s", self.name, event.stream, event.error)
+        event.error.located(worker=self.name)
+        watcher = self._watchers.get(event.stream)
+        if watcher is not None:
+            watcher.on_notice(event)
+
+    def _give_up(self, pending: Pending[Any], waited_s: float) -> None:
+        """Fail a request that is still open; its late answer is dropped."""
         with self._lock:
-            self._open.pop(pending.sequence, None)
-        waited_s = time.monotonic() - started_s
-        context = ErrorContext(worker=self.name, command=pending.command.name)
-        return DeadlineError(f"no answer within {waited_s:.1f} s", context=context)
+            is_open = self._open.pop(pending.sequence, None) is not None
+        if is_open:
+            context = ErrorContext(worker=self.name, command=pending.command.name)
+            pending.future.set_exception(DeadlineError(f"no answer within {waited_s:.1f} s", context=context))
 
     def _check_pulse(self, waiting_since_s: float) -> None:
         with self._lock:

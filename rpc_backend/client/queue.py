@@ -1,70 +1,108 @@
-"""The commands of one worker stream, in order, with a bounded part under way.
+"""The work of one worker stream, in order, with a bounded part under way.
 
-Belongs here: order, the window of unacknowledged bytes, the error that waits for a synchronising call. Must not
-be here: tensors (`transfers`), or messages (`dispatcher`).
+Belongs here: order, the window of unanswered bytes, refusals, the error that waits for a synchronising call. Must not
+be here: what a piece of work sends (`work` and its kinds), messages (`dispatcher`).
 
-A worker has one stream per device; everything a client does on that device goes through one queue.
+A worker has one stream per device; everything a client does on that device goes through one queue. What is put in with
+`enqueue` goes out when its turn comes, maybe from another thread, and nobody waits. The other calls wait for the work
+they put in, and must not be used on a thread that brings answers.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
-from rpc_backend.client.dispatcher import Answer, Dispatcher, Pending
-from rpc_backend.errors import RpcBackendError
+from rpc_backend.client.dispatcher import Answer, Dispatcher
+from rpc_backend.client.flight import Flight
+from rpc_backend.client.reads import Piece, ReadFuture, Reads
+from rpc_backend.client.work import Asked, AskedAlways, Collect, Fence, Freed, Synchronize, Told, Wire, Work
+from rpc_backend.errors import ChannelError, RpcBackendError, StaleGraphError, WorkerLostError
 from rpc_backend.interfaces import Ticket
-from rpc_backend.protocol import Command, Frame
-from rpc_backend.protocol.commands import SYNCHRONIZE
-from rpc_backend.protocol.records import Empty, Result
+from rpc_backend.protocol import Command, Frame, NoticeEvent
+from rpc_backend.protocol.commands import PEER_PUSH, SUBMIT_ONWARD
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-_FENCE_EVERY_COMMANDS = 1024
+OnFailure = Callable[[RpcBackendError], None]
 
 
 class CommandQueue:
-    """The order of commands on one device. Any thread may call it; calls of several threads take turns."""
+    """The order of work on one device. Any thread may call it."""
 
-    def __init__(self, dispatcher: Dispatcher, stream: int, *, window_nbytes: int) -> None:
-        """`window_nbytes` is how many bytes may go out before the worker is asked for a sign; twice that may be
-        unacknowledged."""
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        stream: int,
+        new_reads: Callable[[], Reads],
+        *,
+        window_nbytes: int,
+        limit_nbytes: int,
+    ) -> None:
+        """`window_nbytes` is how much may go out before the worker is asked for a sign, and twice that how much
+        `post` leaves unanswered; `limit_nbytes` is how much may be unanswered before queued work is held back."""
         self.dispatcher = dispatcher
         self.stream = stream
+        self.on_failure: list[OnFailure] = []
+        self._new_reads = new_reads
         self._window_nbytes = window_nbytes
+        self._limit_nbytes = limit_nbytes
+        self._wire = Wire(dispatcher, stream)
         self._lock = threading.RLock()
-        self._unfenced_nbytes = 0
-        self._unfenced_commands = 0
-        self._fences: deque[Pending[Empty]] = deque()
-        self._asked: tuple[Pending[Result], Callable[[], None]] | None = None
-        self._error: RpcBackendError | None = None
+        self._is_held = False
         self._is_freeing = False
+        self._reads: Reads | None = None  # not yet waiting: they may still be joined by others
+        self._waiting: deque[Work] = deque()
+        self._flight = Flight(window_nbytes)
+        self._error: RpcBackendError | None = None  # kept here, no longer at the worker
+        self._noticed: RpcBackendError | None = None  # still kept at the worker
+        self._notices: deque[NoticeEvent] = deque()
+        self._to_tell: list[Callable[[], None]] = []
+        dispatcher.watch(stream, self)
+
+    def enqueue(self, *works: Work) -> None:
+        """Queue work; it goes out now if it can, else when what it waits for has come."""
+        with self._lock:
+            if self._reads is not None:
+                self._waiting.append(self._reads)
+                self._reads = None
+            self._waiting.extend(works)
+        for work in works:
+            if work.gate is not None and not work.gate.done():
+                work.gate.add_done_callback(lambda _: self._advance())
+        self._advance()
+
+    def read(self, pieces: Iterable[Piece], future: ReadFuture | None = None) -> None:
+        """Queue a read; it goes out with all others that are queued next to it, once something else is queued."""
+        with self._lock:
+            if self._reads is None:
+                self._reads = self._new_reads()
+            self._reads.add(pieces, future)
+
+    # Calls that wait
 
     def post(
         self, command: Command[Request, None], request: Request, payload: Frame | None = None, *, nbytes: int = 0
     ) -> Ticket | None:
-        """Queue a command without reply; `nbytes` counts towards the window.
+        """Send a command without reply; `nbytes` counts towards the window.
 
         Returns None and sends nothing while an error waits to be raised. Otherwise the ticket says when
         `payload` may change.
         """
-        with self._lock:
-            self._settle_question()
-            if self._error is not None:
-                return None
-            ticket = self.dispatcher.post(command, request, payload, stream=self.stream)
-            self._count(nbytes)
-            return ticket
+        told = Told(command, request, payload, nbytes=nbytes)
+        self._wait_sent(told, command.name)
+        self._wait_for_room()
+        return told.ticket
 
     def free(self, command: Command[Request, None], request: Request) -> None:
-        """Queue a command without reply that gives memory back; the worker runs it on a failed stream too."""
-        with self._lock:
-            self._settle_question()
-            self.dispatcher.post(command, request, stream=self.stream)
-            self._is_freeing = True
+        """Send a command without reply that gives memory back; the worker runs it on a failed stream too."""
+        self._is_freeing = True
+        self._wait_sent(Freed(command, request), command.name)
 
     def call(self, command: Command[Request, Reply], request: Request) -> Answer[Reply]:
         """Run a command and return its answer, when all before it is done.
@@ -72,82 +110,233 @@ class CommandQueue:
         Raises:
             RpcBackendError: the answer, or an error of an earlier command; it is raised once.
         """
-        with self._lock:
-            self._settle()
-            self._raise_error()
-            return self.dispatcher.wait(self.dispatcher.submit(command, request, stream=self.stream))
+        return self._ask(Asked(command, request))
 
     def call_always(self, command: Command[Request, Reply], request: Request) -> Reply:
         """Run a command that the worker runs on a failed stream too. Raises its own errors only."""
-        with self._lock:
-            self._settle_question()
-            return self.dispatcher.call(command, request, stream=self.stream)
-
-    def ask(self, command: Command[Request, Result], request: Request, otherwise: Callable[[], None]) -> None:
-        """Queue a command that may answer False; `otherwise` is then called before the next command goes out."""
-        with self._lock:
-            self._settle()
-            if self._error is None:
-                self._asked = (self.dispatcher.submit(command, request, stream=self.stream), otherwise)
-
-    def settle(self) -> None:
-        """Return when all queued so far is done; an error of it waits for the next synchronising call."""
-        with self._lock:
-            self._settle_question()
-            self._add_fence()
-            self._settle()
-
-    def settle_frees(self) -> None:
-        """As `settle`, if memory is being given back; otherwise return at once."""
-        with self._lock:
-            if self._is_freeing:
-                self.settle()
-                self._is_freeing = False
+        return self._ask(AskedAlways(command, request)).reply
 
     def synchronize(self) -> None:
         """Return when the worker has finished all queued before. Raises as `call`."""
-        self.call(SYNCHRONIZE, Empty())
+        work = Synchronize()
+        self.enqueue(work)
+        self.dispatcher.wait_future(work.done, "SYNCHRONIZE")
+        if work.error is not None:
+            raise work.error
 
-    def _settle(self) -> None:
-        """Wait for all answers under way; keep the first error."""
-        self._settle_question()
-        while self._fences:
-            self._pass_fence()
+    def settle(self) -> None:
+        """Return when all queued before is done; an error of it waits for the next synchronising call."""
+        work = Fence()
+        self.enqueue(work)
+        self.dispatcher.wait_future(work.done, "SYNCHRONIZE")
 
-    def _settle_question(self) -> None:
-        if self._asked is None:
-            return
-        # The question stays open until it is answered: an interrupted wait must not lose the answer.
-        pending, otherwise = self._asked
-        answer = self._keep_error(pending)
-        self._asked = None
-        if answer is not None and not answer.reply.result:
-            otherwise()
+    def settle_frees(self) -> None:
+        """As `settle`, if memory is being given back; otherwise return at once."""
+        if self._is_freeing:
+            self._is_freeing = False
+            self.settle()
 
-    def _keep_error(self, pending: Pending[Reply]) -> Answer[Reply] | None:
+    def _ask(self, asked: Asked[Reply]) -> Answer[Reply]:
+        self.enqueue(asked)
+        self.dispatcher.wait_future(asked.done, asked.command.name)
+        return asked.answer()
+
+    def _wait_sent(self, told: Told, name: str) -> None:
         try:
-            return self.dispatcher.wait(pending)
-        except RpcBackendError as error:
-            self._error = self._error or error
-            return None
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
+            self.enqueue(told)
+            self.dispatcher.wait_future(told.sent, name)
+        except BaseException:
+            with self._lock, suppress(ValueError):  # its payload may change from now on
+                self._waiting.remove(told)
+            raise
+        error = told.error
+        if error is not None and (not told.was_skipped or isinstance(error, WorkerLostError)):
             raise error
 
-    def _count(self, nbytes: int) -> None:
-        self._unfenced_nbytes += nbytes
-        self._unfenced_commands += 1
-        if self._unfenced_nbytes >= self._window_nbytes or self._unfenced_commands >= _FENCE_EVERY_COMMANDS:
-            self._add_fence()
-            while len(self._fences) > 1:
-                self._pass_fence()
+    def _wait_for_room(self) -> None:
+        while self._flight.nbytes > 2 * self._window_nbytes:
+            with self._held():
+                self._prove()
+                first = self._flight.first_answerable
+                last_answer = first.answers[-1] if first is not None else None
+            self._advance()
+            if first is not None and last_answer is not None:
+                self.dispatcher.wait_answered(last_answer)
+                self._on_answer(first, first.attempt)
 
-    def _pass_fence(self) -> None:
-        self._keep_error(self._fences[0])
-        self._fences.popleft()
+    # What the dispatcher tells
 
-    def _add_fence(self) -> None:
-        self._unfenced_nbytes = self._unfenced_commands = 0
-        self._fences.append(self.dispatcher.submit(SYNCHRONIZE, Empty(), stream=self.stream))
+    def on_notice(self, event: NoticeEvent) -> None:
+        """Something without an answer failed.
+
+        A failed run is told by the worker to whoever waits for its results, unless it could not send them. An error of
+        any other command is kept by the worker for the next that it answers.
+        """
+        with self._lock:
+            self._notices.append(event)
+            if self._is_held:
+                return  # it came while its own request was sent
+        self._advance()
+
+    def on_lost(self) -> None:
+        """The worker is gone: nothing that waits will go out."""
+        with self._lock:
+            self._tell_failure(self.dispatcher.lost_error())
+        self._advance()
+
+    # Sending
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the lock; `_advance` must be called after, for what happens meanwhile."""
+        with self._lock:
+            was_held, self._is_held = self._is_held, True
+            try:
+                yield
+            finally:
+                self._is_held = was_held
+
+    def _advance(self) -> None:
+        """Send what can go out, and tell who waits; called whenever something changed."""
+        with self._lock:
+            if self._is_held:
+                return  # whoever holds it calls again
+            with self._held():
+                self._send_waiting()
+            to_tell, self._to_tell = self._to_tell, []
+        for tell in to_tell:
+            tell()
+
+    def _send_waiting(self) -> None:
+        self._take_notices()
+        while self._waiting and self._may_send(self._waiting[0]):
+            work = self._waiting.popleft()
+            error = self._earlier_error(work)
+            if error is None:
+                try:
+                    self._send(work)
+                    continue
+                except RpcBackendError as failure:
+                    error = failure
+            else:
+                work.was_skipped = True
+            self._end(work, error)
+
+    def _may_send(self, work: Work) -> bool:
+        if self.dispatcher.is_lost:
+            return True  # and fail
+        flight = self._flight
+        if flight.is_questioning or (work.gate is not None and not work.gate.done()):
+            return False
+        is_ordered = work.is_run or not flight.n_runs
+        if is_ordered and (not flight or flight.nbytes + work.nbytes <= self._limit_nbytes):
+            return True
+        with suppress(ChannelError):  # a lost worker is told by itself
+            self._prove()
+        return not flight
+
+    def _earlier_error(self, work: Work) -> RpcBackendError | None:
+        """Return an error because of which `work` must not be sent."""
+        if self.dispatcher.is_lost:
+            return self.dispatcher.lost_error()
+        if self._error is not None:
+            return None if work.despite_error else self._error
+        if self._noticed is None or not work.takes_error:
+            return None
+        error, self._noticed = self._noticed, None
+        with suppress(ChannelError):
+            self._send(Collect())
+        return error
+
+    def _send(self, work: Work) -> None:
+        """Send work whose turn it is. Raises as `Work.send`."""
+        flight = self._flight
+        self._wire.last_answer = flight.last.answers[-1] if flight and flight.last.answers else None
+        work.answers = work.send(self._wire)
+        flight.append(work)
+        self._take_notices()
+        if work.tells_when_sent:
+            self._to_tell.append(work.was_sent)
+        attempt = work.attempt
+        for pending in work.answers:
+            pending.future.add_done_callback(lambda _: self._on_answer(work, attempt))
+        if flight.needs_fence:
+            with suppress(ChannelError):
+                self._prove()
+
+    def _prove(self) -> None:
+        """See to it that an answer comes for the last that was sent."""
+        if self._flight and not self._flight.last.answers:
+            self._send(Fence())
+
+    # Answers
+
+    def _on_answer(self, work: Work, attempt: int) -> None:
+        with self._held():
+            if work.attempt == attempt and work.answers:  # else it is finished already
+                self._take_answers(work)
+        self._advance()
+
+    def _take_answers(self, work: Work) -> None:
+        """Finish all before `work`, and itself if all of its answers are there."""
+        while self._flight.first is not work:
+            if self._flight.first.is_refused:
+                self._repair()
+                return
+            self._finish_first()
+        if work.is_refused:
+            self._repair()
+        elif work.is_answered:
+            self._finish_first()
+
+    def _take_notices(self) -> None:
+        while self._notices:
+            event = self._notices.popleft()
+            if event.code == SUBMIT_ONWARD.code:
+                work = self._flight.find(event.request) if isinstance(event.error, StaleGraphError) else None
+                if work is not None:
+                    work.was_refused = True
+                    self._take_answers(work)
+                continue
+            if event.code == PEER_PUSH.code:
+                for device, ticket in self._wire.take_expected(event.request):
+                    self._to_tell.append(partial(device.drop_tickets, [ticket], str(event.error)))
+            else:
+                self._noticed = event.error
+            self._tell_failure(event.error)
+
+    def _finish_first(self) -> None:
+        work = self._flight.take_first()
+        try:
+            work.take_answers()
+        except RpcBackendError as error:
+            if not isinstance(work, AskedAlways):
+                self._noticed = None  # the worker has told it now
+            self._end(work, error)
+        else:
+            self._end(work, None)
+        work.answers = ()  # their futures know the work: break the circle
+
+    def _repair(self) -> None:
+        """Send again what the worker refused, in order and before all that waits."""
+        again = self._flight.take_refused()
+        self._wire.is_refused = self._wire.is_refused or again[0].is_run
+        for work in again:
+            work.send_again()
+        self._waiting.extendleft(reversed(again))
+
+    def _end(self, work: Work, error: RpcBackendError | None) -> None:
+        """Give a piece of work its own or an earlier error, or keep that."""
+        if error is not None:
+            error.located(worker=self.dispatcher.name)
+        if work.takes_error:
+            error, self._error = self._error or error, None
+        elif work.keeps_error and not isinstance(error, WorkerLostError):
+            self._error = self._error or error  # the loss of a worker is raised by every call anyway
+        work.error = error
+        self._to_tell.append(work.settle)
+        if error is not None and work.is_run and not work.takes_error:
+            self._tell_failure(error)
+
+    def _tell_failure(self, error: RpcBackendError) -> None:
+        self._to_tell.extend(partial(callback, error) for callback in self.on_failure)

@@ -65,6 +65,18 @@ def sum_rows(a: Tensor) -> Tensor:
     return build("SUM_ROWS", [a])
 
 
+def cumsum(a: Tensor) -> Tensor:
+    return build("CUMSUM", [a])
+
+
+def log(a: Tensor) -> Tensor:
+    return build("LOG", [a])
+
+
+def clamp(a: Tensor, minimum: float, maximum: float) -> Tensor:
+    return build("CLAMP", [a], {"min": minimum, "max": maximum})
+
+
 def argmax(a: Tensor) -> Tensor:
     return build("ARGMAX", [a])
 

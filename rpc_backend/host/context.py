@@ -1,7 +1,7 @@
 """Sequences in a model's cache, and the steps that extend them.
 
 Belongs here: which shape of step graph fits the tokens at hand, and how long each sequence is. Must not be
-here: sampling, text, or placing weights.
+here: who goes first (`engine`), text, or placing weights.
 """
 
 from __future__ import annotations
@@ -15,16 +15,30 @@ import numpy.typing as npt
 
 from rpc_backend.errors import ContextFullError
 from rpc_backend.graph import Tensor
-from rpc_backend.models import LayerCache, Model, Step, StepArrays, StepShape, build_step, padded_n_kv, step_arrays
-from rpc_backend.scheduler import Execution, Scheduler
+from rpc_backend.host.device_sampling import DeviceSampling
+from rpc_backend.host.sampling import FloatArray, check_best
+from rpc_backend.models import (
+    MAX_K,
+    LayerCache,
+    Model,
+    SamplingShape,
+    Step,
+    StepArrays,
+    StepShape,
+    build_step,
+    padded_n_kv,
+    step_arrays,
+)
+from rpc_backend.scheduler import Execution, Run, Scheduler
 
-Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int32]
 
 _TOKEN_STEP = 32
 _CELL_STEP = 32
 _MAX_GRAPHS = 48
+_SAMPLING = "sampling"
 MAX_OUTPUTS = 64
-"""Most tokens of one step whose logits are asked for: bounds the scratch that logits take."""
+"""Most tokens of one prefill step whose logits are asked for: bounds the scratch that logits take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +49,66 @@ class ContextLimits:
     n_seq: int
     ubatch: int
     flash_attn: bool = True
+    device_sampling: bool = False
 
     @property
     def n_cells(self) -> int:
         """Cache cells per sequence: at least one more than tokens, for what a step writes beside them."""
         return (self.n_ctx // _CELL_STEP + 1) * _CELL_STEP
 
-    def largest_shapes(self) -> list[StepShape]:
-        """Return the step shapes that need the most scratch memory."""
+    def largest_steps(self, n_vocab: int) -> list[tuple[StepShape, SamplingShape | None]]:
+        """Return the shapes of the steps that need the most scratch memory."""
         chunk = min(self.ubatch, self.n_ctx)
         outputs = min(chunk, MAX_OUTPUTS)
         prefill = StepShape(0, 1, chunk, self.n_cells, outputs, self.flash_attn)
-        return [prefill, StepShape(0, self.n_seq, 1, self.n_cells, self.n_seq, self.flash_attn)]
+        decode = StepShape(0, self.n_seq, 1, self.n_cells, self.n_seq, self.flash_attn)
+        sampling = SamplingShape(self.n_seq, min(MAX_K, n_vocab)) if self.device_sampling else None
+        return [(prefill, None), (decode, sampling)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A step that is ready to start, and its inputs by name."""
+
+    step: Step
+    execution: Execution
+    inputs: dict[str, Tensor]
+
+
+class PendingStep:
+    """A step under way. What it gives is there when `wait` has returned."""
+
+    def __init__(self, step: Step, run: Run, n_rows: int) -> None:
+        """Of the step's outputs the first `n_rows` count."""
+        self._step = step
+        self._run = run
+        self._n_rows = n_rows
+
+    def wait(self) -> None:
+        """Return when the step is done. Raises what went wrong in it."""
+        self._run.wait()
+
+    def logits(self) -> FloatArray:
+        """Wait, and return float32 [n_rows, n_vocab]."""
+        self.wait()
+        assert self._step.logits is not None, "the step was started with outputs"
+        return self._run.output(self._step.logits).reshape(-1, self._step.logits.ne[0])[: self._n_rows]
+
+    def tokens(self) -> Ids:
+        """Wait, and return int32 [n_rows]: the tokens that the device drew."""
+        self.wait()
+        sampling = self._step.sampling
+        assert sampling is not None, "the step was started with sampling"
+        check_best(float(self._run.output(sampling.best).min()))
+        return self._run.output(sampling.tokens).reshape(-1)[: self._n_rows]
 
 
 class Context:
-    """The state of `n_seq` sequences of up to `n_ctx` tokens each. Not for several threads at once."""
+    """The state of `n_seq` sequences of up to `n_ctx` tokens each.
+
+    Any number of steps may be under way at once; each sees what those started before it leave. Not for several
+    threads at once.
+    """
 
     def __init__(
         self,
@@ -68,11 +126,23 @@ class Context:
         self._placement = placement
         self._limits = limits
         self._lengths = [0] * limits.n_seq
-        self._graphs: OrderedDict[StepShape, tuple[Step, Execution]] = OrderedDict()
+        self._graphs: OrderedDict[tuple[StepShape, SamplingShape | None], _Prepared] = OrderedDict()
 
     @property
     def n_seq(self) -> int:
         return self._limits.n_seq
+
+    @property
+    def n_vocab(self) -> int:
+        return self._model.hparams.n_vocab
+
+    @property
+    def n_ctx(self) -> int:
+        return self._limits.n_ctx
+
+    @property
+    def ubatch(self) -> int:
+        return self._limits.ubatch
 
     def clear(self, sequence: int) -> None:
         """Forget a sequence's tokens."""
@@ -82,100 +152,128 @@ class Context:
         """Return how many more tokens a sequence holds."""
         return self._limits.n_ctx - self._lengths[sequence]
 
-    def prefill(self, sequence: int, tokens: Sequence[int]) -> Floats:
-        """Append tokens to a sequence and return the logits after the last.
+    def need_capacity(self, n_tokens: int) -> None:
+        """Raise ContextFullError unless so many tokens fit an empty sequence."""
+        if n_tokens > self._limits.n_ctx:
+            raise ContextFullError(
+                f"{n_tokens} tokens do not fit in a context of {self._limits.n_ctx}; shorten the prompt or raise the "
+                "context size"
+            )
 
-        Shapes: result float32 [n_vocab].
-        Raises:
-            ContextFullError: the tokens do not fit; the sequence is unchanged.
-        """
-        self._need_room(sequence, len(tokens))
-        *chunks, last = _chunks(tokens, self._limits.ubatch)
-        for chunk in chunks:
-            self._append(sequence, chunk, 0)
-        return self._append(sequence, last, 1)[0]
-
-    def logits(self, sequence: int, tokens: Sequence[int]) -> Floats:
-        """Append tokens to a sequence and return the logits after each.
-
-        Shapes: result float32 [n_tokens, n_vocab]. Raises as `prefill`.
-        """
-        self._need_room(sequence, len(tokens))
-        chunks = _chunks(tokens, min(self._limits.ubatch, MAX_OUTPUTS))
-        return np.concatenate([self._append(sequence, chunk, len(chunk)) for chunk in chunks])
-
-    def decode(self, tokens: Mapping[int, int]) -> dict[int, Floats]:
-        """Append one token to each of some sequences and return the logits after each.
-
-        All advance in one step; a sequence between them that is not named stays as it is.
-
-        Shapes: result sequence → float32 [n_vocab]. Raises as `prefill`.
-        """
-        for sequence in tokens:
-            self._need_room(sequence, 1)
-        first, last = min(tokens), max(tokens)
-        span = range(first, last + 1)
-        lengths = [self._lengths[sequence] for sequence in span]
-        used = max(self._lengths[sequence] for sequence in tokens) + 1
-        shape = self._shape(first, len(span), 1, used, len(span))
-        new = [[tokens[sequence]] if sequence in tokens else [] for sequence in span]
-        rows = self._run(shape, step_arrays(shape, new, lengths, self._limits.n_cells))
-        for sequence in tokens:
-            self._lengths[sequence] += 1
-        return {sequence: rows[sequence - first] for sequence in tokens}
-
-    def warm_up(self) -> None:
-        """Run one padding token, so that the devices compile what a step needs before anyone waits for it."""
-        shape = self._shape(0, 1, 1, 1, 1)
-        self._run(shape, step_arrays(shape, [[]], [self._lengths[0]], self._limits.n_cells))
-
-    def _append(self, sequence: int, tokens: Sequence[int], n_outputs: int) -> Floats:
-        """Append tokens in one step and return the logits after the last `n_outputs` of them."""
-        start = self._lengths[sequence]
-        n_tokens = min(_bucket(len(tokens)), self._limits.ubatch)
-        rows = list(range(len(tokens) - n_outputs, len(tokens)))
-        if n_outputs:
-            rows += rows[-1:] * (min(_bucket(n_outputs), n_tokens) - n_outputs)
-        shape = self._shape(sequence, 1, n_tokens, start + len(tokens), len(rows))
-        logits = self._run(shape, step_arrays(shape, [tokens], [start], self._limits.n_cells, rows))
-        self._lengths[sequence] = start + len(tokens)
-        return logits[:n_outputs]
-
-    def _shape(self, first: int, n_seqs: int, n_tokens: int, used: int, n_outputs: int) -> StepShape:
-        n_kv = padded_n_kv(used, self._limits.n_cells)
-        return StepShape(first, n_seqs, n_tokens, n_kv, n_outputs, self._limits.flash_attn)
-
-    def _run(self, shape: StepShape, arrays: StepArrays) -> Floats:
-        step, execution = self._execution(shape)
-        for name, tensor in step.used_inputs().items():
-            execution.set_input(tensor, getattr(arrays, name))
-        execution.run()
-        logits = np.empty((shape.n_outputs, self._model.hparams.n_vocab), np.float32)
-        if step.logits is not None:
-            execution.get_output(step.logits, logits)
-        return logits
-
-    def _execution(self, shape: StepShape) -> tuple[Step, Execution]:
-        found = self._graphs.get(shape)
-        if found is None:
-            step = build_step(self._model, self._weights, self._cache, shape)
-            found = step, self._scheduler.prepare(step.graph, self._placement, step.outputs)
-            self._graphs[shape] = found
-            while len(self._graphs) > _MAX_GRAPHS:
-                _, (_, oldest) = self._graphs.popitem(last=False)
-                oldest.close()
-        self._graphs.move_to_end(shape)
-        return found
-
-    def _need_room(self, sequence: int, n_tokens: int) -> None:
+    def need_room(self, sequence: int, n_tokens: int) -> None:
+        """Raise ContextFullError unless a sequence has room for so many more tokens."""
         if n_tokens > self.room(sequence):
             raise ContextFullError(
                 f"{n_tokens} more tokens do not fit in a context of {self._limits.n_ctx} that holds "
                 f"{self._lengths[sequence]}; shorten the prompt or raise the context size"
             )
 
+    def prefill(self, sequence: int, tokens: Sequence[int]) -> FloatArray:
+        """Append tokens to a sequence and return the logits after the last.
 
-def _chunks(tokens: Sequence[int], width: int) -> list[Sequence[int]]:
+        Shapes: result float32 [n_vocab].
+        Raises:
+            ContextFullError: the tokens do not fit; the sequence is unchanged.
+        """
+        self.need_room(sequence, len(tokens))
+        *chunks, last = chunked(tokens, self._limits.ubatch)
+        for chunk in chunks:
+            self.start_append(sequence, chunk, 0)
+        return self.start_append(sequence, last, 1).logits()[0]
+
+    def logits(self, sequence: int, tokens: Sequence[int]) -> FloatArray:
+        """Append tokens to a sequence and return the logits after each.
+
+        Shapes: result float32 [n_tokens, n_vocab]. Raises as `prefill`.
+        """
+        self.need_room(sequence, len(tokens))
+        chunks = chunked(tokens, min(self._limits.ubatch, MAX_OUTPUTS))
+        steps = [self.start_append(sequence, chunk, len(chunk)) for chunk in chunks]
+        return np.concatenate([step.logits() for step in steps])
+
+    def decode(self, tokens: Mapping[int, int]) -> dict[int, FloatArray]:
+        """Append one token to each of some sequences and return the logits after each.
+
+        Shapes: result sequence → float32 [n_vocab]. Raises as `prefill`.
+        """
+        rows = self.start_decode(tokens).logits()
+        first = min(tokens)
+        return {sequence: rows[sequence - first] for sequence in tokens}
+
+    def warm_up(self) -> None:
+        """Run one padding token, so that the devices compile what a step needs before anyone waits for it."""
+        shape = self._shape(0, 1, 1, 1, 1)
+        self._start(shape, step_arrays(shape, [[]], [self._lengths[0]], self._limits.n_cells), 1).wait()
+
+    def start_append(
+        self, sequence: int, tokens: Sequence[int], n_outputs: int, sampling: DeviceSampling | None = None
+    ) -> PendingStep:
+        """Start a step that appends at most `ubatch` tokens; it gives the logits of the last `n_outputs` of them.
+
+        The sequence has the tokens from now on. Raises as `prefill`.
+        """
+        self.need_room(sequence, len(tokens))
+        start = self._lengths[sequence]
+        n_tokens = min(_bucket(len(tokens)), self._limits.ubatch)
+        rows = list(range(len(tokens) - n_outputs, len(tokens)))
+        if n_outputs and sampling is None:
+            rows += rows[-1:] * (min(_bucket(n_outputs), n_tokens) - n_outputs)
+        shape = self._shape(sequence, 1, n_tokens, start + len(tokens), len(rows))
+        arrays = step_arrays(shape, [tokens], [start], self._limits.n_cells, rows)
+        self._lengths[sequence] = start + len(tokens)
+        return self._start(shape, arrays, n_outputs, sampling)
+
+    def start_decode(
+        self, tokens: Mapping[int, int], sampling: DeviceSampling | None = None, span: range | None = None
+    ) -> PendingStep:
+        """Start a step that appends one token to each of some sequences.
+
+        It has one row for every sequence of `span` (from the first to the last named, if left out); those that are
+        not named stay as they are, and their rows mean nothing. Raises as `prefill`.
+        """
+        for sequence in tokens:
+            self.need_room(sequence, 1)
+        span = range(min(tokens), max(tokens) + 1) if span is None else span
+        lengths = [self._lengths[sequence] for sequence in span]
+        used = max(self._lengths[sequence] for sequence in tokens) + 1
+        shape = self._shape(span.start, len(span), 1, used, len(span))
+        new = [[tokens[sequence]] if sequence in tokens else [] for sequence in span]
+        arrays = step_arrays(shape, new, lengths, self._limits.n_cells)
+        for sequence in tokens:
+            self._lengths[sequence] += 1
+        return self._start(shape, arrays, len(span), sampling)
+
+    def _shape(self, first: int, n_seqs: int, n_tokens: int, used: int, n_outputs: int) -> StepShape:
+        n_kv = padded_n_kv(used, self._limits.n_cells)
+        return StepShape(first, n_seqs, n_tokens, n_kv, n_outputs, self._limits.flash_attn)
+
+    def _start(
+        self, shape: StepShape, arrays: StepArrays, n_rows: int, sampling: DeviceSampling | None = None
+    ) -> PendingStep:
+        made = self._prepared(shape, None if sampling is None else sampling.shape)
+        inputs = {tensor: getattr(arrays, name) for name, tensor in made.inputs.items() if name != _SAMPLING}
+        if _SAMPLING in made.inputs:
+            assert sampling is not None, "only a step with sampling has this input"
+            assert sampling.values is not None, "the shape of a greedy step has no such input"
+            inputs[made.inputs[_SAMPLING]] = sampling.values
+        return PendingStep(made.step, made.execution.start(inputs), n_rows)
+
+    def _prepared(self, shape: StepShape, sampling: SamplingShape | None) -> _Prepared:
+        key = shape, sampling
+        found = self._graphs.get(key)
+        if found is None:
+            step = build_step(self._model, self._weights, self._cache, shape, sampling)
+            execution = self._scheduler.prepare(step.graph, self._placement, step.outputs)
+            found = self._graphs[key] = _Prepared(step, execution, step.used_inputs())
+            while len(self._graphs) > _MAX_GRAPHS:
+                _, oldest = self._graphs.popitem(last=False)
+                oldest.execution.close()
+        self._graphs.move_to_end(key)
+        return found
+
+
+def chunked(tokens: Sequence[int], width: int) -> list[Sequence[int]]:
+    """Cut tokens into parts of `width`, the last one shorter."""
     return [tokens[start : start + width] for start in range(0, len(tokens), width)]
 
 

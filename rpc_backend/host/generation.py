@@ -1,22 +1,21 @@
-"""From a prompt to tokens and text: the loop of prefill, sample, decode.
+"""One generation: what was asked, what came so far, when it ends.
 
-Belongs here: the life of a generation. Must not be here: graphs and devices (`context`).
+Belongs here: the state of a generation and its text. Must not be here: when it runs (`engine`), or on what.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rpc_backend.errors import ConfigError, ContextFullError
-from rpc_backend.host.context import Context, Floats
-from rpc_backend.host.sampling import Sampler, SamplerParams
+from rpc_backend.errors import ConfigError
+from rpc_backend.host.sampling import FloatArray, Sampler, SamplerParams
 from rpc_backend.host.tokenizer import StreamDecoder, Tokenizer
 
-StopReason = Literal["end", "stop", "length"]
-"""Why a generation ended: an end token, a stop text, or the token or context limit."""
+StopReason = Literal["end", "stop", "length", "cancelled"]
+"""Why a generation ended: an end token, a stop text, the token or context limit, or its user left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,8 @@ class _StopText:
 
 
 @dataclass(slots=True)
-class Task:
-    """One sequence being generated: its history, and what is known of its text so far."""
+class Job:
+    """A generation under way: its history, and what is known of its text so far."""
 
     prompt: list[int]
     max_tokens: int
@@ -92,16 +91,33 @@ class Task:
     decoder: StreamDecoder
     end_ids: frozenset[int]
     stop: _StopText
+    history: list[int] = field(init=False)
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     stop_reason: StopReason | None = None
-    prompt_s: float = 0.0
-    decode_s: float = 0.0
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.history = list(self.prompt)
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, prompt: list[int], max_tokens: int, params: SamplerParams, stop: Sequence[str]
-    ) -> Task:
+        cls,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        max_tokens: int,
+        params: SamplerParams,
+        stop: Sequence[str],
+        *,
+        ignore_end: bool = False,
+    ) -> Job:
+        """Check what was asked and make its job; with `ignore_end` no end token ends it.
+
+        Raises:
+            ConfigError: an empty prompt, a token outside the vocabulary, a negative count.
+        """
         if not prompt:
             raise ConfigError("the prompt is empty; give at least one token")
         if max_tokens < 0:
@@ -110,14 +126,28 @@ class Task:
         if bad is not None:
             raise ConfigError(f"prompt token {bad} is not in the vocabulary of {tokenizer.n_vocab}")
         decoder = StreamDecoder(tokenizer)
-        return cls(list(prompt), max_tokens, Sampler(params), decoder, tokenizer.end_ids, _StopText(stop))
+        end_ids = frozenset() if ignore_end else tokenizer.end_ids
+        return cls(list(prompt), max_tokens, Sampler(params), decoder, end_ids, _StopText(stop))
 
-    def accept(self, logits: Floats) -> StreamPiece:
-        """Sample the next token and return the text it makes certain; sets `stop_reason` at the end."""
-        token = self.sampler.sample(logits, [*self.prompt, *self.tokens])
+    def accept(self, logits: FloatArray) -> StreamPiece:
+        """Draw the next token and return the text it makes certain; sets `stop_reason` at the end."""
+        return self._add(self.sampler.sample(logits, self.history))
+
+    def take(self, token: int) -> StreamPiece:
+        """As `accept`, with a token that the device drew."""
+        return self._add(token)
+
+    def is_at_end(self, room: int) -> bool:
+        """Whether a sequence with `room` cells left, or the token limit, ends it."""
+        return len(self.tokens) >= self.max_tokens or room == 0
+
+    def _add(self, token: int) -> StreamPiece:
+        self.last_token_s = time.perf_counter()
+        self.first_token_s = self.first_token_s or self.last_token_s
         if token in self.end_ids:
             return self.finish("end")
         self.tokens.append(token)
+        self.history.append(token)
         text = self.stop.feed(self.decoder.feed(token))
         self.pieces.append(text)
         if self.stop.found:
@@ -132,59 +162,7 @@ class Task:
         return StreamPiece(text, None)
 
     def result(self) -> Generation:
-        timings = Timings(len(self.prompt), self.prompt_s, max(0, len(self.tokens) - 1), self.decode_s)
+        """Return the whole of what came so far."""
+        prompt_s, decode_s = self.first_token_s - self.started_s, self.last_token_s - self.first_token_s
+        timings = Timings(len(self.prompt), prompt_s, max(0, len(self.tokens) - 1), decode_s)
         return Generation("".join(self.pieces), self.tokens, self.stop_reason or "length", timings)
-
-
-def stream_one(context: Context, task: Task) -> Iterator[StreamPiece]:
-    """Generate in sequence 0, piece by piece. Raises ContextFullError if the prompt does not fit."""
-    context.clear(0)
-    if task.max_tokens == 0:
-        task.stop_reason = "length"
-        return
-    yield _prefill(context, 0, task)
-    while task.stop_reason is None:
-        if len(task.tokens) >= task.max_tokens or context.room(0) == 0:
-            yield task.finish("length")
-            return
-        started = time.perf_counter()
-        logits = context.decode({0: task.tokens[-1]})[0]
-        piece = task.accept(logits)
-        task.decode_s += time.perf_counter() - started
-        yield piece
-
-
-def run_batch(context: Context, tasks: Sequence[Task]) -> list[Generation]:
-    """Generate all tasks side by side, one sequence each, and return when the last has ended.
-
-    Raises:
-        ContextFullError: more tasks than sequences, or a prompt that does not fit.
-    """
-    if len(tasks) > context.n_seq:
-        raise ContextFullError(f"{len(tasks)} prompts need as many sequences; this context has {context.n_seq}")
-    live = {}
-    for sequence, task in enumerate(tasks):
-        context.clear(sequence)
-        _prefill(context, sequence, task)
-        live[sequence] = task
-    while live := {sequence: task for sequence, task in live.items() if _wants_more(context, sequence, task)}:
-        started = time.perf_counter()
-        logits = context.decode({sequence: task.tokens[-1] for sequence, task in live.items()})
-        for sequence, task in live.items():
-            task.accept(logits[sequence])
-            task.decode_s += time.perf_counter() - started
-    return [task.result() for task in tasks]
-
-
-def _wants_more(context: Context, sequence: int, task: Task) -> bool:
-    if task.stop_reason is None and (len(task.tokens) >= task.max_tokens or context.room(sequence) == 0):
-        task.finish("length")
-    return task.stop_reason is None
-
-
-def _prefill(context: Context, sequence: int, task: Task) -> StreamPiece:
-    started = time.perf_counter()
-    logits = context.prefill(sequence, task.prompt)
-    piece = task.accept(logits)
-    task.prompt_s = time.perf_counter() - started
-    return piece

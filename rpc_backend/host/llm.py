@@ -19,13 +19,14 @@ from rpc_backend.errors import ConfigError, DeviceError
 from rpc_backend.graph import element_type
 from rpc_backend.hookspecs import DeviceOptions
 from rpc_backend.host.chat import ChatTemplate
-from rpc_backend.host.context import Context, ContextLimits, Floats
+from rpc_backend.host.context import Context, ContextLimits
 from rpc_backend.host.devices import DeviceSet, WorkersRequest, open_devices
-from rpc_backend.host.generation import Generation, StreamPiece, Task, run_batch, stream_one
+from rpc_backend.host.engine import Engine
+from rpc_backend.host.generation import Generation, Job, StreamPiece
 from rpc_backend.host.model_plan import HOST, ModelPlan, make_plan
 from rpc_backend.host.model_source import find_model
 from rpc_backend.host.placement import LoadProgress, OnProgress, map_leaf, place_leaves, upload
-from rpc_backend.host.sampling import SamplerParams
+from rpc_backend.host.sampling import FloatArray, SamplerParams
 from rpc_backend.host.tokenizer import Tokenizer
 from rpc_backend.interfaces import BufferUsage
 from rpc_backend.models import GgufFile, Model, load_model
@@ -54,12 +55,16 @@ class ModelRequest:
     ubatch: int = 512
     kv_type: str = "F16"
     flash_attn: bool = True
+    pipeline_groups: int = 1
+    backend_sampling: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_seq", "ubatch"):
+        for name in ("n_ctx", "n_seq", "ubatch", "pipeline_groups"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 2**31:
                 raise ConfigError(f"{name} {value} is not at least 1")
+        if self.pipeline_groups > self.n_seq:
+            raise ConfigError(f"pipeline_groups {self.pipeline_groups} is more than the {self.n_seq} sequences (n_seq)")
         if self.kv_type.upper() not in KV_TYPES:
             raise ConfigError(f"kv_type {self.kv_type!r} is not known; known: {', '.join(KV_TYPES)}")
 
@@ -73,7 +78,7 @@ class ModelRequest:
         n_ctx = min(DEFAULT_N_CTX, trained) if self.n_ctx is None else self.n_ctx
         if n_ctx > trained:
             raise ConfigError(f"a context of {n_ctx} is above the {trained} tokens this model was trained for")
-        return ContextLimits(n_ctx, self.n_seq, min(self.ubatch, n_ctx), self.flash_attn)
+        return ContextLimits(n_ctx, self.n_seq, min(self.ubatch, n_ctx), self.flash_attn, self.backend_sampling)
 
 
 class LLM:
@@ -98,21 +103,27 @@ class LLM:
         ubatch: int = 512,
         kv_type: str = "F16",
         flash_attn: bool = True,
+        pipeline_groups: int = 1,
+        backend_sampling: bool = False,
         threads: int = 0,
         wait_s: float = 0.0,
         settings: Settings | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
         started = time.perf_counter()
-        request = ModelRequest(model, split, n_ctx, n_seq, ubatch, kv_type, flash_attn)
+        request = ModelRequest(
+            model, split, n_ctx, n_seq, ubatch, kv_type, flash_attn, pipeline_groups, backend_sampling
+        )
         where = WorkersRequest(workers, device, threads, wait_s)
         with ExitStack() as stack:
             opened = _open(request, where, settings or from_environment(), on_progress or _silent, stack)
             self.tokenizer = Tokenizer.from_metadata(opened.gguf.metadata)
             self.context, self.upload_nbytes = _load(opened, on_progress or _silent, stack)
             self._stack = stack.pop_all()
-        self._devices, self._plan, self._metadata = opened.devices, opened.plan, opened.gguf.metadata
+        self.devices, self._plan, self._metadata = opened.devices, opened.plan, opened.gguf.metadata
         self._n_vocab = self._plan.model.hparams.n_vocab
+        self._request = request
+        self._engine = self.engine()
         self._closed = False
         self.load_s = time.perf_counter() - started
 
@@ -130,9 +141,26 @@ class LLM:
         """The model's chat template, or None. Raises ModelError if it has a broken one."""
         return ChatTemplate.from_metadata(self._metadata, self.tokenizer)
 
+    @property
+    def n_seq(self) -> int:
+        return self._plan.limits.n_seq
+
+    @property
+    def n_vocab(self) -> int:
+        return self._n_vocab
+
+    def engine(self, *, prefill_first: bool = False) -> Engine:
+        """Return a new engine over this model's sequences, for a server's loop; use one at a time."""
+        return Engine(
+            self.context,
+            self._request.pipeline_groups,
+            device_sampling=self._request.backend_sampling,
+            prefill_first=prefill_first,
+        )
+
     def wire(self) -> dict[str, Any]:
         """Return messages, bytes and commands so far, by worker."""
-        return self._devices.wire()
+        return self.devices.wire()
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special=add_special)
@@ -140,7 +168,7 @@ class LLM:
     def detokenize(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens)
 
-    def logits(self, tokens: Sequence[int]) -> Floats:
+    def logits(self, tokens: Sequence[int]) -> FloatArray:
         """Evaluate tokens from an empty context.
 
         Shapes: result float32 [n_tokens, n_vocab], row i predicts token i + 1.
@@ -177,7 +205,13 @@ class LLM:
     ) -> list[Generation]:
         """Generate from up to `n_seq` prompts, all in each decode step. Raises as `generate`."""
         self._need_open()
-        return run_batch(self.context, [self._task(prompt, max_tokens, params, stop) for prompt in prompts])
+        if len(prompts) > self.n_seq:
+            raise ConfigError(f"{len(prompts)} prompts need as many sequences; this model was loaded with {self.n_seq}")
+        jobs = [self.job(prompt, max_tokens=max_tokens, params=params, stop=stop) for prompt in prompts]
+        for job in jobs:
+            self._engine.add(job)
+        self._engine.run()
+        return [job.result() for job in jobs]
 
     def stream(
         self,
@@ -189,7 +223,21 @@ class LLM:
     ) -> GenerationStream:
         """Generate from one prompt, piece by piece; raises as `generate`, while it is read."""
         self._need_open()
-        return GenerationStream(self.context, self._task(prompt, max_tokens, params, stop))
+        job = self.job(prompt, max_tokens=max_tokens, params=params, stop=stop)
+        return GenerationStream(self._engine, job)
+
+    def job(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 128,
+        params: SamplerParams | None = None,
+        stop: Sequence[str] = (),
+        ignore_end: bool = False,
+    ) -> Job:
+        """Return a generation that an engine can be given. Raises ConfigError for what cannot be."""
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        return Job.of(self.tokenizer, tokens, max_tokens, params or SamplerParams(), stop, ignore_end=ignore_end)
 
     def close(self) -> None:
         """Free everything and end the workers this object started. A second call does nothing."""
@@ -202,30 +250,34 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _task(
-        self, prompt: str | Sequence[int], max_tokens: int, params: SamplerParams | None, stop: Sequence[str]
-    ) -> Task:
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return Task.of(self.tokenizer, tokens, max_tokens, params or SamplerParams(), stop)
-
     def _need_open(self) -> None:
         if self._closed:
             raise DeviceError("the model is closed")
 
 
 class GenerationStream:
-    """The pieces of a generation as they come; `result` is the whole of what came so far."""
+    """The pieces of a generation as they come; `result` is the whole of what came so far.
 
-    def __init__(self, context: Context, task: Task) -> None:
-        self._task = task
-        self._pieces = stream_one(context, task)
+    Leaving the loop early cancels the generation.
+    """
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self._engine = engine
+        self._job = job
 
     def __iter__(self) -> Iterator[StreamPiece]:
-        return self._pieces
+        self._engine.add(self._job)
+        try:
+            while self._job.stop_reason is None:
+                for job, piece in self._engine.advance():
+                    if job is self._job:
+                        yield piece
+        finally:
+            self._engine.cancel(self._job)
 
     @property
     def result(self) -> Generation:
-        return self._task.result()
+        return self._job.result()
 
 
 def plan_model(request: ModelRequest, where: WorkersRequest, settings: Settings | None = None) -> LayerSplit:
@@ -264,7 +316,7 @@ def _open(
     devices = opening.result()
     host = registry.create_devices(HOST_BACKEND, DeviceOptions(threads=1))[0]
     stack.callback(host.close)
-    scheduler = Scheduler([host, *devices.devices])
+    scheduler = Scheduler([host, *devices.devices], synchronous=settings.no_async_copy)
     stack.callback(scheduler.close)
     on_progress(LoadProgress("plan"))
     plan = make_plan(model, limits, element_type(request.kv_type), split, scheduler)

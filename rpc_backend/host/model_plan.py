@@ -98,6 +98,7 @@ class _Leaves:
 
     def compute_nbytes(self, placement: Mapping[Tensor, int]) -> list[int]:
         """Return the scratch that each device needs for the largest steps."""
-        steps = [build_step(self.model, self.weights, self.cache, shape) for shape in self.limits.largest_shapes()]
+        shapes = self.limits.largest_steps(self.model.hparams.n_vocab)
+        steps = [build_step(self.model, self.weights, self.cache, shape, sampling) for shape, sampling in shapes]
         plans = [self.scheduler.plan_memory(step.graph, placement, step.outputs) for step in steps]
         return [max(sizes) for sizes in zip(*plans, strict=True)]

@@ -21,12 +21,16 @@ from rpc_backend.interfaces.device import (
     RunnablePlan,
     Stream,
 )
+from rpc_backend.interfaces.event import Event
 from rpc_backend.interfaces.host_memory import HostBuffer, host_address, host_bytes
+from rpc_backend.interfaces.queued_stream import QueuedStream
 from rpc_backend.interfaces.serial_stream import SerialStream
+from rpc_backend.interfaces.task import TICKET_NBYTES, Onward, Task, TaskRun
 from rpc_backend.interfaces.transport import EndpointParts, Transport
 
 __all__ = [
-    "Buffer", "BufferUsage", "Channel", "Device", "DeviceInfo", "DeviceKind", "EndpointParts", "HostBuffer", "Listener",
-    "Memory", "OnLost", "OnMessage", "OnPeerLost", "OnPeerMessage", "PeerId", "Plan", "RunnablePlan", "SerialStream",
-    "Stream", "Ticket", "Transport", "host_address", "host_bytes",
+    "TICKET_NBYTES", "Buffer", "BufferUsage", "Channel", "Device", "DeviceInfo", "DeviceKind", "EndpointParts",
+    "Event", "HostBuffer", "Listener", "Memory", "OnLost", "OnMessage", "OnPeerLost", "OnPeerMessage", "Onward",
+    "PeerId", "Plan", "QueuedStream", "RunnablePlan", "SerialStream", "Stream", "Task", "TaskRun", "Ticket",
+    "Transport", "host_address", "host_bytes",
 ]  # fmt: skip

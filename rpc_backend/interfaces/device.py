@@ -10,12 +10,16 @@ comes out of a foreign library is mapped by the implementation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from rpc_backend.errors import GraphError, RpcBackendError
 from rpc_backend.graph import Graph, Tensor
+from rpc_backend.interfaces.event import Event, passed
+from rpc_backend.interfaces.task import Onward, Task, TaskRun
 
 
 class BufferUsage(StrEnum):
@@ -128,13 +132,96 @@ class Stream(ABC):
     def get_tensor(self, tensor: Tensor, out: memoryview, offset_bytes: int = 0) -> None:
         """Fill `out` with a tensor's bytes from `offset_bytes` on; returns when they are there."""
 
+    def get_tensor_async(self, tensor: Tensor, out: memoryview, offset_bytes: int = 0) -> None:
+        """As `get_tensor`, but `out` is filled when `synchronize` returns; the tensor's record may go before.
+
+        Optional; the default is `get_tensor`.
+        """
+        self.get_tensor(tensor, out, offset_bytes)
+
     @abstractmethod
     def copy_tensor(self, source: Tensor, target: Tensor) -> bool:
         """Copy between two tensors of one layout without passing the host; False = use get and set."""
 
+    def copy_tensor_async(self, source_stream: Stream, source: Tensor, target_stream: Stream, target: Tensor) -> bool:
+        """Queue a copy between tensors of two streams, one of them this one; False = cannot.
+
+        The copy is made after all that is queued on either stream, and before all that is queued later; no stream
+        waits as a whole. The target's stream is asked first, and then the source's if it is of another class. Never
+        opens a connection. Optional; the default declines.
+        """
+        return False
+
+    def fetch_tensor(self, tensor: Tensor) -> Future[memoryview]:
+        """Queue a read of a whole tensor; the future gives its bytes.
+
+        Raises nothing itself; callbacks of the future must not block. Optional; the default is `get_tensor`.
+        """
+        future: Future[memoryview] = Future()
+        result = memoryview(bytearray(tensor.nbytes))
+        try:
+            self.get_tensor(tensor, result)
+        except RpcBackendError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        return future
+
+    def set_tensor_when(self, tensor: Tensor, data: Future[memoryview]) -> None:
+        """Queue a write of a whole tensor whose bytes come with `data`; what is queued later waits for it.
+
+        If `data` fails, that is the error of this work. Optional; the default waits.
+        """
+        self.set_tensor(tensor, data.result())
+
     @abstractmethod
     def compute(self, plan: Plan) -> None:
         """Queue a plan of this device."""
+
+    def submit(self, task: Task, run: TaskRun) -> Future[list[memoryview]]:
+        """Queue one run of a task of this device; the future gives the bytes of its `reads`.
+
+        Returns at once if the stream can queue, and never opens a connection. The future raises what went wrong in
+        the task, or in work queued before it. Callbacks of the future run on any thread and must not block. The
+        default does everything before it returns; a device that tasks can send to must override it.
+        """
+        future: Future[list[memoryview]] = Future()
+        try:
+            future.set_result(self._run_task(task, run))
+        except RpcBackendError as error:
+            future.set_exception(error)
+        return future
+
+    def _run_task(self, task: Task, run: TaskRun) -> list[memoryview]:
+        if task.receives or task.onward:
+            raise GraphError("this device neither receives tensors from other devices nor sends to them")
+        for tensor, value in zip(task.writes, run.values, strict=True):
+            self.set_tensor(tensor, value)
+        self.compute(task.plan)
+        results = [memoryview(bytearray(tensor.nbytes)) for tensor in task.reads]
+        for tensor, result in zip(task.reads, results, strict=True):
+            self.get_tensor(tensor, result)
+        self.synchronize()
+        return results
+
+    def record(self, event: Event) -> None:
+        """Let an event stand for this point of the stream. Optional; the default waits until it is passed."""
+        self.synchronize()
+        event.mark(passed())
+
+    def wait(self, event: Event) -> None:
+        """Do what is queued later only when an event is passed, on this or another device.
+
+        An error of the work before the event is an error of this stream too. Optional; the default waits.
+        """
+        event.synchronize()
+
+    def on_failure(self, callback: Callable[[RpcBackendError], None]) -> None:
+        """Have `callback` called when queued work fails that no future reports, or when the device is lost.
+
+        It runs on any thread, must not block or raise, and is forgotten when the stream is closed. Optional: a stream
+        that queues nothing never calls it.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -185,6 +272,32 @@ class Device(ABC):
     def alloc_sizes(self, tensors: Sequence[Tensor]) -> list[int]:
         """`alloc_size` of many at once. Optional; worth it where a question is a round trip."""
         return [self.alloc_size(tensor) for tensor in tensors]
+
+    def prepare_task(
+        self,
+        graph: Graph,
+        *,
+        writes: Sequence[Tensor] = (),
+        reads: Sequence[Tensor] = (),
+        receives: Sequence[Tensor] = (),
+        onward: Sequence[Onward] = (),
+    ) -> Task:
+        """Compile a graph as a task of this device. Raises as `compile`. Optional."""
+        return Task(self.compile(graph), tuple(writes), tuple(reads), tuple(receives), tuple(onward))
+
+    def can_send_to(self, target: Device) -> bool:
+        """Whether a task of this device may send results straight to `target`. Optional; the default cannot."""
+        return False
+
+    def drop_tickets(self, tickets: Sequence[bytes], reason: str) -> None:
+        """Let tasks that wait for these tickets fail with `reason`: nobody will send to them any more.
+
+        Returns at once and never raises. A ticket that was used, or that nobody waits for, is no error. Optional.
+        """
+
+    def create_event(self) -> Event:
+        """Return a new event, passed as long as no stream records it."""
+        return Event()
 
     @abstractmethod
     def create_stream(self) -> Stream:

@@ -14,6 +14,7 @@ from rpc_backend.graph import Graph, Tensor
 from rpc_backend.models.cache import LayerCache, check_cache
 from rpc_backend.models.layers import LayerBuilder
 from rpc_backend.models.model import Model
+from rpc_backend.models.sampling_graph import SamplingShape, SamplingStep, build_sampling
 from rpc_backend.models.step_shape import StepInputs, StepShape
 
 
@@ -22,33 +23,50 @@ class Step:
     """A built step.
 
     Shapes: logits F32 [n_vocab, n_outputs]; None where no token's logits are asked, as in all but the last
-    chunk of a prompt, and the graph then ends with the last layer's cache.
+    chunk of a prompt, and the graph then ends with the last layer's cache. With `sampling` the graph ends with the
+    tokens chosen from the logits, which are not read.
     """
 
     shape: StepShape
     inputs: StepInputs
     logits: Tensor | None
     graph: Graph
+    sampling: SamplingStep | None = None
 
     @property
     def outputs(self) -> list[Tensor]:
         """The tensors that are read after the step."""
+        if self.sampling is not None:
+            return self.sampling.outputs
         return [] if self.logits is None else [self.logits]
 
     def used_inputs(self) -> dict[str, Tensor]:
-        """Return the inputs that the graph reads, by field name: the ones to place and to write."""
+        """Return the inputs that the graph reads, by field name: the ones to place and to write.
+
+        The one of `sampling_values` is called "sampling".
+        """
         used = set(self.graph.tensors())
         named = {item.name: getattr(self.inputs, item.name) for item in fields(self.inputs)}
+        if self.sampling is not None and self.sampling.input is not None:
+            named["sampling"] = self.sampling.input
         return {name: tensor for name, tensor in named.items() if tensor in used}
 
 
-def build_step(model: Model, weights: Mapping[str, Tensor], cache: Sequence[LayerCache], shape: StepShape) -> Step:
+def build_step(
+    model: Model,
+    weights: Mapping[str, Tensor],
+    cache: Sequence[LayerCache],
+    shape: StepShape,
+    sampling: SamplingShape | None = None,
+) -> Step:
     """Build the graph of one step over weights and cache, placed or not.
 
-    `weights` holds one leaf per entry of `model.weights`, by name.
+    `weights` holds one leaf per entry of `model.weights`, by name. With `sampling` each output row's token is chosen
+    in the graph.
 
     Raises:
-        GraphError: the shape does not fit the cache, or a weight is not given.
+        GraphError: the shape does not fit the cache, a weight is not given, or `sampling` has another count of rows
+            than the step has outputs.
         ConfigError: the cache has another count of layers than the model.
     """
     check_cache(cache, model.hparams.n_layer)
@@ -56,9 +74,14 @@ def build_step(model: Model, weights: Mapping[str, Tensor], cache: Sequence[Laye
     missing = next((weight.name for weight in model.weights if weight.name not in weights), None)
     if missing is not None:
         raise GraphError(f"the weight {missing} of the model is not among those given")
+    if sampling is not None and sampling.n_rows != shape.n_outputs:
+        raise GraphError(f"{shape} has not the logits of {sampling.n_rows} rows to sample from")
     inputs = StepInputs.of_shape(shape)
     layers = LayerBuilder(model.hparams, weights, cache, shape, inputs)
     result = model.architecture.build(layers)
+    if sampling is not None:
+        step = build_sampling(result, sampling)
+        return Step(shape, inputs, result, Graph.of(*step.outputs), step)
     if shape.n_outputs:
         return Step(shape, inputs, result, Graph.of(result))
     return Step(shape, inputs, None, Graph.of(*layers.last_stored))

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from rpc_backend.protocol import records as r
 
 MAJOR = 1
-MINOR = 1
+MINOR = 4
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -27,6 +27,11 @@ class Payload(Enum):
     NONE = "none"
     REQUEST = "request"
     REPLY = "reply"
+    BOTH = "both"
+
+    def covers(self, side: Payload) -> bool:
+        """Whether `side` (REQUEST or REPLY) carries a payload."""
+        return self in (side, Payload.BOTH)
 
 
 class Lane(Enum):
@@ -76,10 +81,42 @@ GRAPH_RECOMPUTE = Command(
     16, "GRAPH_RECOMPUTE", r.GraphRecompute, r.Result, _S, "Compute a known graph again; False = send it whole."
 )
 MEMSET_TENSOR = Command(17, "MEMSET_TENSOR", r.TensorFill, None, _S, "Set bytes of a tensor.")
+GET_TENSORS = Command(
+    18, "GET_TENSORS", r.TensorRanges, r.Empty, _S, "Read bytes of several tensors.", Payload.REPLY, since=2
+)
 SYNCHRONIZE = Command(64, "SYNCHRONIZE", r.Empty, r.Empty, _S, "Answered when all before it on the stream is done.")
 SUPPORTS_OP = Command(65, "SUPPORTS_OP", r.OpQuery, r.Flags, _C, "Whether a device runs each of some operations.")
 PING = Command(66, "PING", r.Empty, r.Empty, _C, "Answered at once: the worker's own thread is alive.")
 STATS = Command(67, "STATS", r.Empty, r.Stats, _C, "Counters of the worker.")
 GOODBYE = Command(68, "GOODBYE", r.Empty, None, _C, "Close the session and free all it holds.")
+SUBMIT = Command(
+    69,
+    "SUBMIT",
+    r.Submit,
+    r.Result,
+    _S,
+    "Run a task, read its results; False = send it whole.",
+    Payload.BOTH,
+    since=4,
+)
+SUBMIT_ONWARD = Command(
+    70, "SUBMIT_ONWARD", r.Submit, None, _S, "Run a task whose results all go onward.", Payload.REQUEST, since=4
+)
+EVENT_RECORD = Command(71, "EVENT_RECORD", r.EventRef, None, _S, "Mark a point in a stream.", since=4)
+EVENT_WAIT = Command(
+    72, "EVENT_WAIT", r.EventRef, None, _S, "Hold a stream until the point last marked before is passed.", since=4
+)
+PEER_PUSH = Command(
+    73,
+    "PEER_PUSH",
+    r.PeerPush,
+    None,
+    _C,
+    "Bring a tensor for the task that has its ticket.",
+    Payload.REQUEST,
+    since=4,
+)
+PEER_FAIL = Command(74, "PEER_FAIL", r.PeerFail, None, _C, "Say why the tensor of a ticket will not come.", since=4)
+DROP_TICKETS = Command(75, "DROP_TICKETS", r.Tickets, None, _C, "Say that nobody will serve some tickets.", since=4)
 
 COMMANDS: dict[int, Command] = {row.code: row for row in list(globals().values()) if isinstance(row, Command)}

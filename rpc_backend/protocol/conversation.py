@@ -10,7 +10,7 @@ message. Whatever raises has changed nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rpc_backend.errors import (
@@ -78,11 +78,15 @@ class ErrorEvent:
 
 @dataclass(frozen=True, slots=True)
 class NoticeEvent:
-    """Something without a reply failed on a stream; raised at the stream's next synchronising call."""
+    """Something without a reply failed on a stream; raised at the stream's next synchronising call.
+
+    `request` is the sequence number of the request that failed, 0 if the worker did not say.
+    """
 
     stream: int
     code: int
     error: RpcBackendError
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +198,17 @@ class ClientConversation(_Side):
         if message.payloads:
             raise RemoteProtocolError("an error carries no payload")
         command = COMMANDS.get(header.code)
-        error = decode_error(decode_record(Failure, header.body), command=command.name if command else "")
+        failure = decode_record(Failure, header.body)
+        error = decode_error(failure, command=command.name if command else "")
         if header.kind is Kind.NOTICE:
-            return NoticeEvent(header.ref, header.code, error)
+            return NoticeEvent(header.ref, header.code, error, failure.request)
         opened = self._open.get(header.ref)
         if opened is not None and opened.code == header.code:
             return ErrorEvent(header.ref, opened, error)
         if opened is None and command is not None and command.reply is None and header.ref < self._next_out:
-            return NoticeEvent(0, header.code, error)  # a worker that does not know a command without a reply
+            return NoticeEvent(
+                0, header.code, error, header.ref
+            )  # a worker that does not know a command without a reply
         raise RemoteProtocolError(f"an error for request {header.ref} with code {header.code}, which is not open")
 
 
@@ -260,7 +267,7 @@ class WorkerConversation(_Side):
         """
         command = event.command
         if command is not None and command.reply is None:
-            return self.notify(event.stream, failure, command.code)
+            return self.notify(event.stream, failure, command.code, event.sequence)
         request = self._open.get(event.sequence)
         if request is None:
             raise LocalProtocolError(f"request {event.sequence} has been answered")
@@ -268,9 +275,9 @@ class WorkerConversation(_Side):
         del self._open[event.sequence]
         return frames
 
-    def notify(self, stream: int, failure: Failure, code: int) -> list[Frame]:
-        """Return the frames of an unasked error of a stream; `code` is the command that failed."""
-        return self._encode(Kind.NOTICE, code, stream, failure, None)
+    def notify(self, stream: int, failure: Failure, code: int, request: int = 0) -> list[Frame]:
+        """Return the frames of an unasked error of a stream; `code` and `request` are of the command that failed."""
+        return self._encode(Kind.NOTICE, code, stream, replace(failure, request=request), None)
 
     def _event(self, message: RawMessage) -> RequestEvent | BadRequestEvent:
         header = message.header
@@ -304,7 +311,7 @@ def _single(command: Command[Any, Any], direction: Payload, message: RawMessage)
 def _check_payload(
     command: Command[Any, Any], direction: Payload, payload: Frame | None, error_class: type[ProtocolError]
 ) -> None:
-    expected = command.payload is direction
+    expected = command.payload.covers(direction)
     if expected and payload is None:
         raise error_class(f"a {direction.value} of {command.name} must carry a payload")
     if not expected and payload is not None:

@@ -203,6 +203,60 @@ class GraphRecompute:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRanges:
+    """Bytes of several placed tensors, each `[tensor, offset, nbytes]`; they travel as one payload, end to end."""
+
+    ranges: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class EventRef:
+    """An event of the session, by a number that the client gives."""
+
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One run of a task: its inputs are the payload, end to end in the order of the task's writes.
+
+    `task` is the task record, or empty if the worker has it under `digest`: `[graph, writes, reads, receives, onward]`,
+    the middle three lists of tensor records, `onward` a list of `[tensor, endpoint, device]` with endpoint "" for
+    this worker. `receive_tickets` and `onward_tickets` have one ticket for each of those. `resume` ends a refusal:
+    after a task was not known, nothing of the stream runs until a SUBMIT has it.
+    """
+
+    digest: bytes
+    task: Record
+    receive_tickets: list[bytes]
+    onward_tickets: list[bytes]
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPush:
+    """A tensor for the task that waits for `ticket`; the bytes are the payload."""
+
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFail:
+    """The tensor of `ticket` will not come; `failure` has the fields of a `Failure`."""
+
+    ticket: bytes
+    failure: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tickets:
+    """Tickets that nobody will serve; `reason` is for the error of the tasks that wait for them."""
+
+    tickets: list[bytes]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Counts since the worker started: per command `[calls, bytes in, bytes out]`."""
 
@@ -213,7 +267,10 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as it travels; the fields of `errors.ErrorContext`, and the wire code."""
+    """An error as it travels; the fields of `errors.ErrorContext`, and the wire code.
+
+    `request` is set in notices: the sequence number of the request that failed, 0 if it was no single one.
+    """
 
     code: int
     message: str
@@ -223,3 +280,4 @@ class Failure:
     op: str = ""
     remote_type: str = ""
     traceback: str = ""
+    request: int = 0

@@ -1,11 +1,11 @@
-"""One graph, planned and compiled: set inputs, run, read outputs.
+"""One graph, planned and compiled: start runs of it, or set inputs, run and read outputs step by step.
 
-Belongs here: the state of an execution. Must not be here: planning, or how a step is done.
+Belongs here: the state of an execution. Must not be here: planning, or how a run or a step is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,18 @@ from rpc_backend.errors import DeviceError, GraphError, RpcBackendError
 from rpc_backend.graph import Tensor
 from rpc_backend.scheduler.materialize import Materialization
 from rpc_backend.scheduler.plan import GraphPlan
-from rpc_backend.scheduler.steps import Bytes, Read, Step, perform
+from rpc_backend.scheduler.run import Run
+from rpc_backend.scheduler.steps import Read, Step, Write, perform, perform_all, recover
+from rpc_backend.scheduler.values import Bytes, check_array, check_readable, empty_array, names
 from rpc_backend.scheduler.workspace import Workspace
 
 
 class Execution:
     """A graph that is ready to run on the devices of a scheduler, any number of times.
 
-    Inputs keep their values from run to run. Outputs can be read until another execution of the same scheduler runs.
+    There are two ways. `start` takes all inputs and returns at once; many runs, of this and other executions, may be
+    under way. `set_input`, `run` and `get_output` go step by step, after all runs under way: inputs keep their values
+    from run to run, and outputs can be read until something else runs.
     """
 
     def __init__(self, plan: GraphPlan, workspace: Workspace) -> None:
@@ -31,6 +35,9 @@ class Execution:
         self._inputs: dict[Tensor, Bytes] = {
             item.tensor: np.zeros(item.tensor.nbytes, np.uint8) for item in plan.inputs
         }
+        self._takes = [
+            (tensor, tensor.type.dtype or np.dtype(np.uint8), memory.size) for tensor, memory in self._inputs.items()
+        ]
         self._unset = dict.fromkeys(self._inputs)
         self._changed = dict.fromkeys(self._inputs)
         self._outputs = set(plan.outputs)
@@ -38,8 +45,32 @@ class Execution:
         self._made = self._materialize()
         workspace.users[self] = None
 
+    def start(self, inputs: Mapping[Tensor, npt.NDArray[Any]]) -> Run:
+        """Start a run with these inputs, all of them, and return at once; the values are copied.
+
+        On each device runs take their turns in the order of their starts, so a later run finds what an earlier one
+        left in memory. A graph that visits a device twice shares it with no other run: it waits here for all before
+        it, and those after it for it. With a synchronous scheduler, or a plan that needs something of a device
+        that it did not visit before, the run is done on return.
+
+        Not for callbacks of a run's future, as it may wait. What goes wrong in the run is raised by the `Run`.
+
+        Shapes: as `set_input`.
+        Raises:
+            GraphError: an input is missing, unknown, or of other element type or size.
+            DeadlineError: runs to wait for are not done in time.
+        """
+        self._check_open()
+        values = self._owned(inputs)
+        self._refresh()
+        chain = self._made.chain
+        if chain is None:
+            return self._run_now(values)
+        self._workspace.owner = None
+        return self._workspace.pipeline.start(chain, values)
+
     def set_input(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
-        """Give an input its values for the runs to come; they are copied.
+        """Give an input its values for the calls of `run` to come; they are copied.
 
         Shapes: as many elements as the tensor, in its memory order (numpy's axes are `ne` reversed), of the
         tensor's element type (BF16 as uint16, a quantised type as its bytes).
@@ -49,22 +80,21 @@ class Execution:
         """
         memory = self._inputs.get(tensor)
         if memory is None:
-            raise GraphError(f"{tensor} is no input of this graph; inputs: {_names(self._inputs)}")
-        _check_array(tensor, values)
+            raise GraphError(f"{tensor} is no input of this graph; inputs: {names(self._inputs)}")
+        check_array(tensor, values)
         memory[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         self._unset.pop(tensor, None)
         self._changed[tensor] = None
 
     def run(self) -> None:
-        """Run the graph once.
+        """Run the graph once; devices of other processes may still be at it on return.
 
         Raises:
             GraphError: an input was never set.
             ComputeError: a node failed. The execution can be run again.
             RpcBackendError: other failures of a device or of the way to it.
         """
-        for step in self.steps():
-            perform(self._workspace, step)
+        perform_all(self._workspace, self.steps())
         self._workspace.owner = self
 
     def steps(self) -> list[Step]:
@@ -78,18 +108,14 @@ class Execution:
         """
         self._check_open()
         if self._unset:
-            raise GraphError(f"inputs were never set: {_names(self._unset)}")
-        if self._made.generation != self._workspace.generation:
-            self._made.close()
-            self._made = self._materialize()
+            raise GraphError(f"inputs were never set: {names(self._unset)}")
+        self._refresh()
         stale = self._changed if self._workspace.owner is self else self._inputs
-        writes = [write for tensor in stale for write in self._made.writes[tensor]]
-        self._workspace.owner = None
         self._changed = {}
-        return [*writes, *self._made.steps]
+        return self._steps((tensor, self._inputs[tensor]) for tensor in stale)
 
     def get_output(self, tensor: Tensor, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Read an output of the last run, into `out` if given.
+        """Read an output of the last `run`, into `out` if given.
 
         Shapes: `ne` reversed, in the tensor's element type (BF16 as uint16); a quantised tensor comes as flat bytes.
 
@@ -99,53 +125,98 @@ class Execution:
         """
         self._check_open()
         if tensor not in self._outputs:
-            raise GraphError(f"{tensor} is no output of this graph; outputs: {_names(self.plan.outputs)}")
+            raise GraphError(f"{tensor} is no output of this graph; outputs: {names(self.plan.outputs)}")
         if self._workspace.owner is not self:
             raise GraphError(f"there is no {tensor} to read: the last thing that ran was not this execution")
-        if not tensor.is_contiguous:
-            raise GraphError(f"{tensor} has gaps between its elements; make it contiguous (CONT) to read it")
-        result = _empty_array(tensor) if out is None else out
-        _check_array(tensor, result)
+        check_readable(tensor)
+        result = empty_array(tensor) if out is None else out
+        check_array(tensor, result)
         if not result.flags.c_contiguous or not result.flags.writeable:
             raise GraphError(f"the array for {tensor} must be contiguous and writeable")
-        device, placed = self._made.tensor(tensor)
         try:
-            perform(self._workspace, Read(device, placed, result.reshape(-1).view(np.uint8)))
+            self._read(tensor, result.reshape(-1).view(np.uint8))
         except RpcBackendError:
             self._workspace.owner = None
             raise
         return result
 
     def close(self) -> None:
-        """Give back the compiled plans. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._workspace.users.pop(self, None)
+        """Give back the compiled plans, when the runs of this execution are done. A second call does nothing.
+
+        Raises:
+            DeadlineError: a run is not done in time; the plans are closed all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._workspace.users.pop(self, None)
+        try:
+            if self._made.chain is not None and not self._workspace.is_closed:
+                self._workspace.pipeline.wait_idle(self._made.chain)
+        finally:
             self._made.close()
+
+    def _run_now(self, values: list[memoryview]) -> Run:
+        """Do a run step by step; what goes wrong is the run's."""
+        run = Run(self.plan.outputs, 0.0, str)
+        own = [np.frombuffer(value, np.uint8) for value in values]
+        try:
+            perform_all(self._workspace, self._steps(zip(self._inputs, own, strict=True)))
+            outputs: dict[Tensor, memoryview] = {}
+            for tensor in self.plan.outputs:
+                if tensor.is_contiguous:
+                    memory = np.empty(tensor.nbytes, np.uint8)
+                    self._read(tensor, memory)
+                    outputs[tensor] = memory.data
+        except RpcBackendError as error:
+            run.fail(error)
+        else:
+            run.succeed(outputs)
+        return run
+
+    def _steps(self, values: Iterable[tuple[Tensor, Bytes]]) -> list[Step]:
+        self._workspace.pipeline.wait_idle()
+        self._workspace.owner = None
+        writes = [
+            Write(device, placed, memory) for tensor, memory in values for device, placed in self._made.writes[tensor]
+        ]
+        return [*writes, *self._made.steps]
+
+    def _read(self, tensor: Tensor, memory: Bytes) -> None:
+        device, placed = self._made.tensor(tensor)
+        try:
+            perform(self._workspace, Read(device, placed, memory))
+        except RpcBackendError as error:
+            recover(self._workspace, error)
+            raise
+
+    def _owned(self, inputs: Mapping[Tensor, npt.NDArray[Any]]) -> list[memoryview]:
+        """Return the bytes of all inputs, in the plan's order, copied."""
+        values: list[memoryview] = []
+        for tensor, dtype, nbytes in self._takes:
+            array = inputs.get(tensor)
+            if array is None:
+                missing = [tensor for tensor in self._inputs if tensor not in inputs]
+                raise GraphError(f"inputs are missing: {names(missing)}")
+            if array.nbytes != nbytes or array.dtype != dtype:
+                check_array(tensor, array)
+            values.append(memoryview(array.tobytes()))
+        if len(inputs) != len(values):
+            unknown = [tensor for tensor in inputs if tensor not in self._inputs]
+            raise GraphError(f"{names(unknown)}: no input of this graph; inputs: {names(self._inputs)}")
+        return values
+
+    def _refresh(self) -> None:
+        """Place everything again if the compute buffers were replaced; no run is under way then."""
+        if self._made.generation != self._workspace.generation:
+            self._made.close()
+            self._made = self._materialize()
 
     def _materialize(self) -> Materialization:
         self._workspace.reserve(self.plan.compute_nbytes)
-        return Materialization(self.plan, self._workspace, self._inputs)
+        return Materialization(self.plan, self._workspace)
 
     def _check_open(self) -> None:
         self._workspace.check_open()
         if self._closed:
             raise DeviceError("the execution is closed")
-
-
-def _empty_array(tensor: Tensor) -> npt.NDArray[Any]:
-    if tensor.type.dtype is None:
-        return np.empty(tensor.nbytes, np.uint8)
-    return np.empty(tensor.ne[::-1], tensor.type.dtype)
-
-
-def _check_array(tensor: Tensor, array: npt.NDArray[Any]) -> None:
-    dtype = tensor.type.dtype or np.dtype(np.uint8)
-    if array.dtype != dtype or array.nbytes != tensor.nbytes:
-        raise GraphError(
-            f"{tensor} takes {tensor.nbytes} bytes of {dtype}, the array has {array.nbytes} bytes of {array.dtype}"
-        )
-
-
-def _names(tensors: Mapping[Tensor, object] | tuple[Tensor, ...]) -> str:
-    return ", ".join(str(tensor) for tensor in tensors) or "none"

@@ -2,7 +2,7 @@
 
 Belongs here: effects of planning on devices. Must not be here: how a plan is found (`plan`).
 
-One thread at a time may use a scheduler and its executions.
+One thread at a time may use a scheduler and its executions. Runs that were started go on beside it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ class Scheduler:
     All executions share one compute buffer per device, as large as the largest of them needs.
     """
 
-    def __init__(self, devices: Sequence[Device]) -> None:
-        """Create a stream per device. The devices stay the caller's."""
-        self._workspace = Workspace(devices)
+    def __init__(self, devices: Sequence[Device], *, synchronous: bool = False, timeout_s: float = 600.0) -> None:
+        """Create a stream per device. The devices stay the caller's.
+
+        `synchronous` does all steps of a run one after another, each device waiting for the other; it is there for
+        comparison. `timeout_s` is the limit for waiting for runs.
+        """
+        self._workspace = Workspace(devices, synchronous=synchronous, timeout_s=timeout_s)
         self._facts = [device_facts(device) for device in devices]
 
     @property
@@ -76,7 +80,7 @@ class Scheduler:
         return Execution(self.plan(graph, placement, outputs), self._workspace)
 
     def close(self) -> None:
-        """Close all executions, buffers and streams. A second call does nothing."""
+        """Fail the runs under way; close all executions, buffers and streams. A second call does nothing."""
         self._workspace.close()
 
     def __enter__(self) -> Scheduler:

@@ -1,4 +1,4 @@
-"""A plan becomes tensors in memory, one graph per split, and steps.
+"""A plan becomes tensors in memory, one graph per split, and both ways to run it: steps and a chain of tasks.
 
 Belongs here: copies of the user's tensors, placed where the plan says; the user's own are never changed. Must
 not be here: running them.
@@ -12,37 +12,46 @@ from typing import Any
 
 from rpc_backend.errors import GraphError
 from rpc_backend.graph import Graph, Tensor
+from rpc_backend.interfaces import Onward, Task
+from rpc_backend.scheduler.chain import Chain, chain_of
 from rpc_backend.scheduler.plan import GraphPlan, Slot, Split
 from rpc_backend.scheduler.plan.records import bare_leaf, root_of
-from rpc_backend.scheduler.steps import Bytes, Compute, Step, Transfer, Write
+from rpc_backend.scheduler.steps import Compute, Step, Transfer
+from rpc_backend.scheduler.visits import Visit, plan_visits
 from rpc_backend.scheduler.workspace import Workspace
 
 _NOTHING_FOREIGN: Mapping[Tensor, Slot] = {}
 
 
 class Materialization:
-    """The placed tensors and steps of a plan, good for one generation of the workspace.
+    """The placed tensors, steps and, if there is one, chain of a plan, good for one generation of the workspace.
+
+    `writes` says where an input is: device, placed tensor.
 
     Raises:
         GraphError: a placed leaf has no memory, or lies on another device than the plan says.
         UnsupportedOpError: from a device's compiler.
     """
 
-    def __init__(self, plan: GraphPlan, workspace: Workspace, inputs: Mapping[Tensor, Bytes]) -> None:
+    def __init__(self, plan: GraphPlan, workspace: Workspace) -> None:
         self._plan = plan
         self._workspace = workspace
         self._in_slots: dict[Slot, Tensor] = {}
         self._local: dict[tuple[Tensor, int], Tensor] = {}
         self.generation = workspace.generation
-        self.writes: dict[Tensor, list[Write]] = {}
+        self.writes: dict[Tensor, list[tuple[int, Tensor]]] = {}
         self.steps: list[Step] = []
+        self.chain: Chain | None = None
         try:
             for item in plan.inputs:
                 for slot in item.slots:
                     placed = self._local[item.tensor, slot.device] = self._in_slot(slot)
-                    self.writes.setdefault(item.tensor, []).append(Write(slot.device, placed, inputs[item.tensor]))
-            for split in plan.splits:
-                self._add_split(split)
+                    self.writes.setdefault(item.tensor, []).append((slot.device, placed))
+            itinerary = None if workspace.is_synchronous else plan_visits(plan, workspace.can_send)
+            visits = [Visit(split) for split in plan.splits] if itinerary is None else itinerary.visits
+            tasks = [self._add_split(visit) for visit in visits]
+            if itinerary is not None:
+                self.chain = chain_of(itinerary, tasks, plan.outputs)
         except BaseException:
             self.close()
             raise
@@ -60,12 +69,27 @@ class Materialization:
                 if isinstance(step, Compute):
                     stack.callback(step.plan.close)
 
-    def _add_split(self, split: Split) -> None:
+    def _add_split(self, visit: Visit) -> Task:
+        """Add the steps of a split, and return what it is as a task of its device."""
+        split = visit.split
         for copy in split.copies:
             source = self._find(copy.tensor, copy.source_device, _NOTHING_FOREIGN)
             self.steps.append(Transfer(copy.source_device, source, split.device, self._in_slot(copy.slot)))
         nodes = [self._node(node, split) for node in split.nodes]
-        self.steps.append(Compute(split.device, self._workspace.devices[split.device].compile(Graph(nodes))))
+        devices = self._workspace.devices
+        task = devices[split.device].prepare_task(
+            Graph(nodes),
+            writes=[self._in_slot(slot) for _, slot in visit.inputs]
+            + [self._in_slot(slot) for slot, _, _ in visit.carried],
+            reads=[self._find(tensor, split.device, _NOTHING_FOREIGN) for tensor in visit.reads],
+            receives=[self._in_slot(slot) for slot, _ in visit.received],
+            onward=[
+                Onward(self._find(tensor, split.device, _NOTHING_FOREIGN), devices[target])
+                for tensor, target, _ in visit.onward
+            ],
+        )
+        self.steps.append(Compute(split.device, task.plan))
+        return task
 
     def _node(self, node: Tensor, split: Split) -> Tensor:
         placed = Tensor(

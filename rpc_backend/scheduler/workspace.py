@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_backend.errors import DeviceError, PlanError
-from rpc_backend.interfaces import Buffer, BufferUsage, Device, Stream
+from rpc_backend.interfaces import Buffer, BufferUsage, Device, QueuedStream, Stream
+from rpc_backend.scheduler.pipeline import Pipeline
 
 
 class Closeable(Protocol):
@@ -27,13 +28,15 @@ class Workspace:
 
     `generation` grows whenever a buffer is replaced: tensors placed before are then nowhere. `owner` is who last
     wrote into the compute buffers. `users` are closed with the workspace. `through_host` are the pairs (source, target)
-    that cannot copy directly.
+    that cannot copy directly. Unless it `is_synchronous`, a stream that does each task before it returns is queued, so
+    that devices of this process compute at the same time.
     """
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[Device], *, synchronous: bool = False, timeout_s: float = 600.0) -> None:
         if not devices:
             raise PlanError("a scheduler needs at least one device")
         self.devices = tuple(devices)
+        self.is_synchronous = synchronous
         self.generation = 0
         self.owner: object = None
         self.users: dict[Closeable, None] = {}
@@ -44,10 +47,18 @@ class Workspace:
         self.streams: list[Stream] = []
         try:
             for device in devices:
-                self.streams.append(device.create_stream())
+                stream = device.create_stream()
+                waits = type(stream).submit is Stream.submit  # the default one
+                self.streams.append(QueuedStream(stream, timeout_s) if waits and not synchronous else stream)
         except BaseException:
-            self.close()
+            for stream in self.streams:
+                stream.close()
             raise
+        self.pipeline = Pipeline(self.devices, self.streams, timeout_s)
+
+    def can_send(self, source: int, target: int) -> bool:
+        """Whether tasks of one device can send straight to another."""
+        return self.devices[source].can_send_to(self.devices[target])
 
     def buffer(self, device: int) -> Buffer:
         """Return the compute buffer of a device, which must have been reserved."""
@@ -56,16 +67,18 @@ class Workspace:
         return buffer
 
     def reserve(self, nbytes: Sequence[int]) -> None:
-        """Make every compute buffer at least this large; one that is too small is replaced.
+        """Make every compute buffer at least this large; one that is too small is replaced, when no run is under way.
 
         Raises:
             OutOfMemoryError: from the device. Its buffer is then gone until the next call.
+            DeadlineError: runs are still under way.
         """
         self.check_open()
         for index, (device, wanted) in enumerate(zip(self.devices, nbytes, strict=True)):
             buffer = self._buffers[index]
             if wanted <= (0 if buffer is None else buffer.nbytes):
                 continue
+            self.pipeline.wait_idle()
             self.generation += 1
             self.owner = None
             if buffer is not None:
@@ -80,19 +93,27 @@ class Workspace:
             self._staging = np.empty(nbytes, np.uint8)
         return self._staging[:nbytes]
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def check_open(self) -> None:
         """Raise DeviceError if the workspace is closed."""
         if self._closed:
             raise DeviceError("the scheduler is closed")
 
     def close(self) -> None:
-        """Close users, then streams, then buffers. A second call does nothing.
+        """Fail the runs under way, then close users, streams and buffers. A second call does nothing.
 
         Everything is closed, whatever fails; the last failure is raised then.
         """
+        if self._closed:
+            return
         self._closed = True
+        self.pipeline.fail_all("the scheduler was closed while the run was under way")
         buffers = [buffer for buffer in self._buffers if buffer is not None]
         with ExitStack() as last_first:
             for item in (*buffers, *self.streams, *self.users):
                 last_first.callback(item.close)
+            last_first.callback(self.pipeline.wait_idle)  # for what devices are at
             self._buffers, self.streams = [], []

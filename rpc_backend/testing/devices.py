@@ -43,16 +43,24 @@ class NullPlan(RunnablePlan):
 class NullDevice(Device):
     """Holds buffers in this process's memory, takes every operation, computes none; keeps count of its memory.
 
-    `refused_ops` are names of operations that it does not support.
+    `refused_ops` are names of operations that it does not support; `size_of` says what a tensor takes, if not its
+    bytes.
     """
 
     def __init__(
-        self, name: str = "null", total_nbytes: int = 1 << 30, *, refused_ops: Collection[str] = (), alignment: int = 64
+        self,
+        name: str = "null",
+        total_nbytes: int = 1 << 30,
+        *,
+        refused_ops: Collection[str] = (),
+        alignment: int = 64,
+        size_of: Callable[[Tensor], int] | None = None,
     ) -> None:
         self.info = DeviceInfo(name, "computes nothing", "cpu", alignment=alignment, is_host=True)
         self.total_nbytes = total_nbytes
         self.used_nbytes = 0
         self.refused_ops = refused_ops
+        self.size_of = size_of
         self.plans: list[NullPlan] = []
 
     def memory(self) -> Memory:
@@ -65,6 +73,9 @@ class NullDevice(Device):
 
     def supports_op(self, tensor: Tensor) -> bool:
         return tensor.op is None or tensor.op.name not in self.refused_ops
+
+    def alloc_size(self, tensor: Tensor) -> int:
+        return tensor.nbytes if self.size_of is None else self.size_of(tensor)
 
     def compile(self, graph: Graph) -> Plan:
         plan = NullPlan(graph)

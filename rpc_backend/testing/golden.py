@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from rpc_backend.host import LLM
-from rpc_backend.host.context import Floats
-from rpc_backend.host.sampling import log_probabilities
+from rpc_backend.host.sampling import FloatArray, log_probabilities
 
 FLOOR = -12.0
 """Entries below this log-probability are not compared."""
@@ -28,7 +27,7 @@ FLOOR = -12.0
 CLEAR_LEAD = 0.3
 """Where the two best differ by less, either may win."""
 
-Feed = Callable[[LLM, Sequence[int], Sequence[int]], Floats]
+Feed = Callable[[LLM, Sequence[int], Sequence[int]], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class TopAgreement:
     tokenised_alike: bool
 
 
-def feed_stepwise(llm: LLM, prompt: Sequence[int], forced: Sequence[int]) -> Floats:
+def feed_stepwise(llm: LLM, prompt: Sequence[int], forced: Sequence[int]) -> FloatArray:
     """Feed the prompt, then each forced token but the last in a step of its own; logits before each forced token."""
     llm.context.clear(0)
     rows = [llm.context.prefill(0, prompt)]
@@ -57,7 +56,7 @@ def feed_stepwise(llm: LLM, prompt: Sequence[int], forced: Sequence[int]) -> Flo
     return np.array(rows)
 
 
-def feed_at_once(llm: LLM, prompt: Sequence[int], forced: Sequence[int]) -> Floats:
+def feed_at_once(llm: LLM, prompt: Sequence[int], forced: Sequence[int]) -> FloatArray:
     """Feed prompt and forced tokens as one prompt; logits before each forced token."""
     return llm.logits([*prompt, *forced[:-1]])[len(prompt) - 1 :]
 

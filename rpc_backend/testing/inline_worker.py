@@ -18,6 +18,7 @@ from rpc_backend.settings import Settings
 from rpc_backend.testing.memory_channel import MemoryNetwork
 from rpc_backend.worker import WorkerConfig
 from rpc_backend.worker.lanes import DeviceLane
+from rpc_backend.worker.peer_link import Dial
 from rpc_backend.worker.service import Service
 
 Item = TypeVar("Item")
@@ -26,9 +27,10 @@ Item = TypeVar("Item")
 class InlineLane(DeviceLane[Item]):
     """Runs an item when it is put; while `held`, keeps it instead until `release`."""
 
-    def __init__(self, name: str, run: Callable[[Item], None]) -> None:
-        super().__init__(name, run)
+    def __init__(self, name: str, run: Callable[[Item], None], wait_s: Callable[[Item], float]) -> None:
+        super().__init__(name, run, wait_s)
         self.held = False
+        self._is_running = False
 
     def start(self) -> None:
         """There is no thread."""
@@ -38,20 +40,36 @@ class InlineLane(DeviceLane[Item]):
         if not self.held:
             self.release()
 
+    def wake(self, owner: Hashable) -> None:
+        super().wake(owner)
+        if not self.held:
+            self.release()
+
     def release(self) -> None:
-        """Run what was kept, and hold no longer."""
+        """Run what was kept and need not wait, and hold no longer."""
         self.held = False
-        while self._queue:
-            self._run(self._queue.take())
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while (item := self._queue.take()) is not None:
+                self._run(item)
+        finally:
+            self._is_running = False
 
 
 class InlineWorker:
-    """A service with inline lanes at the end of a memory network; `lanes` has one per device."""
+    """A service with inline lanes at the end of a memory network; `lanes` has one per device.
 
-    def __init__(self, devices: Sequence[Device], config: WorkerConfig | None = None) -> None:
+    `dial` connects it to other workers; without one it cannot send to them.
+    """
+
+    def __init__(self, devices: Sequence[Device], config: WorkerConfig | None = None, dial: Dial | None = None) -> None:
         self.lanes: list[InlineLane] = []
         self.network = MemoryNetwork(immediate=True)
-        self.service = Service(config or WorkerConfig(()), devices, "inline", make_lane=self._make_lane)
+        self.service = Service(
+            config or WorkerConfig(()), devices, "inline", dial=dial, make_lane=self._make_lane, spawn=_run_now
+        )
         self.service.start()
         self.service.attach(
             self.network.listen(on_message=self.service.on_message, on_peer_lost=self.service.on_peer_lost)
@@ -62,7 +80,7 @@ class InlineWorker:
         settings = settings or Settings()
         dispatcher = Dispatcher("inline", settings, Limits())
         dispatcher.attach(self.network.connect(on_message=dispatcher.on_message, on_lost=dispatcher.on_lost))
-        return greet(dispatcher, own_greeting(op_table_digest(), "inline"), settings)
+        return greet(dispatcher, own_greeting(op_table_digest(), "inline", proto_minor=settings.proto_minor), settings)
 
     def close(self) -> None:
         """Close the devices."""
@@ -76,7 +94,11 @@ class InlineWorker:
     ) -> None:
         self.close()
 
-    def _make_lane(self, name: str, run: Callable[[Item], None]) -> InlineLane[Item]:
-        lane = InlineLane(name, run)
+    def _make_lane(self, name: str, run: Callable[[Item], None], wait_s: Callable[[Item], float]) -> InlineLane[Item]:
+        lane = InlineLane(name, run, wait_s)
         self.lanes.append(lane)
         return lane
+
+
+def _run_now(name: str, body: Callable[[], None]) -> None:
+    body()

@@ -40,6 +40,7 @@ class WorkerProcess:
         mem_nbytes: int | None = None,
         heartbeat_ms: int = 1000,
         max_queued_nbytes: int | None = None,
+        ticket_timeout_s: float | None = None,
         port: int = 0,
     ) -> None:
         """Start it and wait until it serves.
@@ -55,6 +56,7 @@ class WorkerProcess:
         command += [part for device in devices for part in ("--device", device)]
         command += [] if mem_nbytes is None else ["--mem", str(mem_nbytes)]
         command += [] if max_queued_nbytes is None else ["--max-queued", str(max_queued_nbytes)]
+        command += [] if ticket_timeout_s is None else ["--ticket-timeout", str(ticket_timeout_s)]
         self._worker = LocalWorker(0, command, child_environment({}))
         try:
             self.endpoint = str(self._worker.wait_ready(time.monotonic() + _START_TIMEOUT_S))
@@ -106,8 +108,14 @@ class WorkerProcess:
 @click.option("--mem", "mem_nbytes", type=int, default=None)
 @click.option("--heartbeat-ms", type=int, default=1000)
 @click.option("--max-queued", "max_queued_nbytes", type=int, default=None)
+@click.option("--ticket-timeout", "ticket_timeout_s", type=float, default=None)
 def main(
-    listen: str, devices: Sequence[str], mem_nbytes: int | None, heartbeat_ms: int, max_queued_nbytes: int | None
+    listen: str,
+    devices: Sequence[str],
+    mem_nbytes: int | None,
+    heartbeat_ms: int,
+    max_queued_nbytes: int | None,
+    ticket_timeout_s: float | None,
 ) -> None:
     """Serve devices until standard input closes or SIGTERM comes."""
     registry = load_registry()
@@ -117,6 +125,8 @@ def main(
     config = WorkerConfig((endpoint,), caps, heartbeat_ms=heartbeat_ms)
     if max_queued_nbytes is not None:
         config = replace(config, max_queued_nbytes=max_queued_nbytes)
+    if ticket_timeout_s is not None:
+        config = replace(config, ticket_timeout_s=ticket_timeout_s)
     with Worker(config, made, registry.transport_for, build="test") as worker:
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         watch_stdin(worker.stop)

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from rpc_backend.errors import LocalProtocolError, SessionError
 from rpc_backend.protocol import COMMANDS, Command, RequestEvent
+from rpc_backend.protocol.records import Failure
 from rpc_backend.worker.links import Link
 from rpc_backend.worker.sessions import Session
 
@@ -23,12 +24,16 @@ _MARK = "handled_command"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that came whole. `owner` is None for HELLO only; `nbytes` is what it takes to keep it waiting."""
+    """A request that came whole. `owner` is None for HELLO only; `nbytes` is what it takes to keep it waiting.
+
+    `mark` is what the handler's `arrive` noted.
+    """
 
     link: Link
     event: RequestEvent
     owner: Session | None
     nbytes: int
+    mark: int = 0
 
     @property
     def command(self) -> Command[Any, Any]:
@@ -70,22 +75,48 @@ class Outcome(Generic[Reply]):
 
 
 HandlerFunction = Callable[[Any, Call], Any]
+Arrive = Callable[[Any, Call], int]
+Prepare = Callable[[Any, Call], None]
+WaitS = Callable[[Any, Call], float]
+Skipped = Callable[[Any, Call, Failure | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """The function of a command. `despite_error`: it runs on a stream that waits to report an error."""
+    """The function of a command, and what else a stream command may need.
+
+    `despite_error`: it runs on a stream that waits to report an error. `arrive` runs when it comes, before it is
+    queued, and what it returns becomes `Call.mark`. If that is not 0, `prepare` runs when the command is next in its
+    stream, before any wait; what it raises is dropped, the function will meet it too. `wait_s` says how many seconds at
+    most the stream must still be held before it can run; it must not raise. `skipped` is called instead of the function
+    when the stream has failed, or, with None, when the session has ended (on any thread then); it must not raise.
+    """
 
     command: Command[Any, Any]
     function: HandlerFunction
-    despite_error: bool
+    despite_error: bool = False
+    arrive: Arrive | None = None
+    prepare: Prepare | None = None
+    wait_s: WaitS | None = None
+    skipped: Skipped | None = None
 
 
-def handles(command: Command[Any, Any], *, despite_error: bool = False) -> Callable[[HandlerFunction], HandlerFunction]:
-    """Mark the function that runs a command: `function(state, call)` returns the reply record, or an `Outcome`."""
+def handles(
+    command: Command[Any, Any],
+    *,
+    despite_error: bool = False,
+    arrive: Arrive | None = None,
+    prepare: Prepare | None = None,
+    wait_s: WaitS | None = None,
+    skipped: Skipped | None = None,
+) -> Callable[[HandlerFunction], HandlerFunction]:
+    """Mark the function that runs a command: `function(state, call)` returns the reply record, or an `Outcome`.
+
+    The options are those of `Handler`.
+    """
 
     def mark(function: HandlerFunction) -> HandlerFunction:
-        setattr(function, _MARK, Handler(command, function, despite_error))
+        setattr(function, _MARK, Handler(command, function, despite_error, arrive, prepare, wait_s, skipped))
         return function
 
     return mark

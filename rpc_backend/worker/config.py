@@ -20,7 +20,8 @@ class WorkerConfig:
 
     `memory_cap_nbytes` holds a cap by device index; a device without one may be filled. `heartbeat_ms` is the
     silence after which a client is gone. `max_queued_nbytes` bounds what one session may have waiting, and
-    `graphs_per_stream` how many of its graphs are kept per device.
+    `graphs_per_stream` how many of its graphs, and of its tasks, are kept per device. Results are sent to workers on
+    this machine, and to those in `peer_allow`; a task waits `ticket_timeout_s` for tensors of other workers.
     """
 
     listen: tuple[Endpoint, ...]
@@ -32,3 +33,5 @@ class WorkerConfig:
     max_queued_nbytes: int = 64 * MIB
     graphs_per_stream: int = 64
     stop_timeout_s: float = 5.0
+    peer_allow: tuple[Endpoint, ...] = ()
+    ticket_timeout_s: float = 300.0

@@ -47,10 +47,10 @@ class Link:
         with self._lock:
             return self._send(self._conversation.fail(event, failure))
 
-    def notify(self, stream: int, failure: Failure, code: int) -> int:
-        """Push an error of a stream; return the bytes sent."""
+    def notify(self, stream: int, failure: Failure, code: int, request: int = 0) -> int:
+        """Push an error of a stream; return the bytes sent. Arguments as `WorkerConversation.notify`."""
         with self._lock:
-            return self._send(self._conversation.notify(stream, failure, code))
+            return self._send(self._conversation.notify(stream, failure, code, request))
 
     def _send(self, frames: Frames) -> int:
         self._listener.send(self.peer, frames)

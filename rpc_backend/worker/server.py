@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from rpc_backend.fabric import FabricOptions, listen
-from rpc_backend.interfaces import Device, Listener, Transport
-from rpc_backend.protocol import check_bind
+from rpc_backend.fabric import FabricOptions, connect, listen
+from rpc_backend.interfaces import Channel, Device, Listener, OnLost, OnMessage, Transport
+from rpc_backend.protocol import Endpoint, check_bind
 from rpc_backend.worker.config import WorkerConfig
 from rpc_backend.worker.service import Service
 
@@ -46,7 +46,7 @@ class Worker:
             check_bind(endpoint, insecure=config.insecure)
         self._config = config
         self._transport_for = transport_for
-        self._service = Service(config, devices, build)
+        self._service = Service(config, devices, build, dial=self._dial)
         self._listener: Listener | None = None
         self._is_stopping = False
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -65,16 +65,13 @@ class Worker:
             ConfigError: an endpoint is in use.
             EndpointError: an endpoint cannot be bound.
         """
-        service, limits = self._service, self._service.limits
-        options = FabricOptions(
-            heartbeat_timeout_ms=self._config.heartbeat_ms, max_frame_nbytes=limits.max_frame_nbytes
-        )
+        service = self._service
         self._listener = listen(
             self._config.listen,
             self._transport_for,
             on_message=service.on_message,
             on_peer_lost=service.on_peer_lost,
-            options=options,
+            options=self._fabric_options(),
         )
         service.start()
         service.attach(self._listener)
@@ -113,6 +110,16 @@ class Worker:
             if self._listener is not None:
                 self._listener.close()
             self._service.close()
+
+    def _dial(self, endpoint: Endpoint, on_message: OnMessage, on_lost: OnLost) -> Channel:
+        """Connect to another worker, as a client of it."""
+        transport = self._transport_for(endpoint.scheme)
+        return connect(endpoint, transport, on_message=on_message, on_lost=on_lost, options=self._fabric_options())
+
+    def _fabric_options(self) -> FabricOptions:
+        return FabricOptions(
+            heartbeat_timeout_ms=self._config.heartbeat_ms, max_frame_nbytes=self._service.limits.max_frame_nbytes
+        )
 
     def __enter__(self) -> Worker:
         self.start()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rpc_backend.errors import GraphError, LimitError, SessionError
+from rpc_backend.errors import GraphError, LimitError, RpcBackendError, SessionError
 from rpc_backend.graph import op_table_digest
 from rpc_backend.interfaces import Device, Listener
 from rpc_backend.protocol import BadRequestEvent, Lane, Limits, RequestEvent, own_greeting
@@ -26,6 +26,8 @@ from rpc_backend.worker.executor import Executor
 from rpc_backend.worker.handlers import MODULES
 from rpc_backend.worker.lanes import DeviceLane
 from rpc_backend.worker.links import Link
+from rpc_backend.worker.peer_link import Dial
+from rpc_backend.worker.peers import Spawn, spawn_thread
 from rpc_backend.worker.sessions import Session
 from rpc_backend.worker.state import WorkerState
 
@@ -52,7 +54,14 @@ class _Release:
     device: int
 
 
-_Item = Call | _Refused | _Release
+@dataclass(frozen=True, slots=True)
+class _Preparation:
+    """What comes right before a command that may have to wait."""
+
+    call: Call
+
+
+_Item = Call | _Preparation | _Refused | _Release
 
 
 class Service:
@@ -64,9 +73,11 @@ class Service:
         devices: Sequence[Device],
         build: str = "",
         *,
-        make_lane: Callable[[str, Callable[[_Item], None]], DeviceLane[_Item]] = DeviceLane,
+        dial: Dial | None = None,
+        make_lane: Callable[[str, Callable[[_Item], None], Callable[[_Item], float]], DeviceLane[_Item]] = DeviceLane,
+        spawn: Spawn = spawn_thread,
     ) -> None:
-        """Check the configuration; `build` is the text that HELLO gives.
+        """Check the configuration; `build` is the text that HELLO gives, `dial` connects to other workers.
 
         Raises:
             ConfigError: it does not fit the devices.
@@ -76,13 +87,14 @@ class Service:
         greeting = own_greeting(op_table_digest(), build, proto_minor=config.proto_minor)
         self.config = config
         self.limits = Limits(max_payload_nbytes=config.max_payload_nbytes)
-        self._state = WorkerState(config, devices, greeting, self._end_session)
-        self._executor = Executor(self._state, collect_handlers(MODULES), lambda: self._name)
-        self._lanes = [make_lane(f"device-{seat.index}", self._run_item) for seat in self._state.seats]
+        self.state = WorkerState(
+            config, devices, greeting, end_session=self._end_session, wake=self._wake, dial=dial, spawn=spawn
+        )
+        self._executor = Executor(self.state, collect_handlers(MODULES))
+        self._lanes = [make_lane(f"device-{seat.index}", self._run_item, self._wait_s) for seat in self.state.seats]
         self._links: dict[bytes, Link] = {}
         self._listener: Listener | None = None
         self._attached = threading.Event()
-        self._name = ""
 
     def start(self) -> None:
         """Start the threads of the devices."""
@@ -92,7 +104,7 @@ class Service:
     def attach(self, listener: Listener) -> None:
         """Answer through `listener`, whose callbacks are `on_message` and `on_peer_lost`."""
         self._listener = listener
-        self._name = listener.names[0]
+        self.state.name = listener.names[0]
         self._attached.set()
 
     def on_message(self, peer: bytes, frames: list[memoryview]) -> None:
@@ -101,7 +113,7 @@ class Service:
         event = link.receive(frames)
         nbytes = sum(frame.nbytes for frame in frames)
         name = event.command.name if event.command else UNKNOWN
-        self._state.counters.count(name, calls=1, nbytes_in=nbytes)
+        self.state.counters.count(name, calls=1, nbytes_in=nbytes)
         if isinstance(event, BadRequestEvent):
             self._refuse(link, event)
             return
@@ -114,10 +126,11 @@ class Service:
 
     def close(self) -> None:
         """End the running commands, or give up on them, and close the devices."""
+        self.state.peers.close()
         for lane in self._lanes:
             if not lane.close(self.config.stop_timeout_s):
                 _LOG.warning("a command was still running when the worker closed")
-        for seat in self._state.seats:
+        for seat in self.state.seats:
             seat.stream.close()
             seat.device.close()
 
@@ -131,7 +144,7 @@ class Service:
         return link
 
     def _dispatch(self, link: Link, event: RequestEvent, nbytes: int) -> None:
-        session = self._state.sessions.find(link.peer)
+        session = self.state.sessions.find(link.peer)
         call = Call(link, event, session, nbytes)
         if session is None and event.command is not HELLO:
             reason = link.closed_because or "the first command must be HELLO"
@@ -142,7 +155,7 @@ class Service:
             self._queue(call, session)
 
     def _refuse(self, link: Link, event: BadRequestEvent) -> None:
-        session, command = self._state.sessions.find(link.peer), event.command
+        session, command = self.state.sessions.find(link.peer), event.command
         keeps_error = command is not None and command.lane is Lane.STREAM and command.reply is None
         if session is not None and keeps_error and 0 <= event.stream < len(self._lanes):
             self._lanes[event.stream].put(session.id, _Refused(session, link, event))
@@ -160,24 +173,48 @@ class Service:
             self._executor.fail(call, error)
             self._end_session(call.link.peer, error.message)
             return
-        self._lanes[call.stream].put(session.id, call)
+        try:
+            call = self._executor.arrived(call)
+        except RpcBackendError as error:
+            session.unqueue(call.nbytes)
+            self._executor.fail(call, error)
+            return
+        lane = self._lanes[call.stream]
+        if self._executor.must_prepare(call):
+            lane.put(session.id, _Preparation(call))
+        lane.put(session.id, call)
+
+    def _wake(self, device: int, session: bytes) -> None:
+        self._lanes[device].wake(session)
+
+    def _wait_s(self, item: _Item) -> float:
+        return self._executor.wait_s(item) if isinstance(item, Call) else 0.0
 
     def _end_session(self, peer: bytes, reason: str) -> None:
-        session = self._state.sessions.remove(peer)
+        session = self.state.sessions.remove(peer)
         if session is None:
             return
         self._links[peer].closed_because = reason
         for device, lane in enumerate(self._lanes):
             for call in lane.drop(session.id):
-                if isinstance(call, Call) and call.command.reply is not None:
-                    self._executor.fail(call, SessionError(f"the session was closed: {reason}"))
+                if isinstance(call, Call):
+                    self._abandon(call, reason)
             lane.put(session.id, _Release(session, device))
+        self.state.mailbox.drop_sender(session)
+        self.state.peers.close_session(session)
+
+    def _abandon(self, call: Call, reason: str) -> None:
+        self._executor.abandon(call)
+        if call.command.reply is not None:
+            self._executor.fail(call, SessionError(f"the session was closed: {reason}"))
 
     def _run_item(self, item: _Item) -> None:
         match item:
             case Call():
                 self._executor.run_stream(item)
+            case _Preparation(call):
+                self._executor.prepare(call)
             case _Refused(session, link, event):
                 self._executor.refuse(link, event, session.streams[event.stream])
             case _Release(session, device):
-                self._state.release_session(session, device)
+                self.state.release_session(session, device)

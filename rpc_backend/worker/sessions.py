@@ -11,9 +11,12 @@ import threading
 from dataclasses import dataclass, field
 
 from rpc_backend.errors import LimitError, SessionError
+from rpc_backend.interfaces import Plan
 from rpc_backend.protocol.negotiation import Agreement
 from rpc_backend.protocol.records import Failure
+from rpc_backend.worker.events import EventTable
 from rpc_backend.worker.graph_cache import GraphCache
+from rpc_backend.worker.tasks import PreparedTask
 
 _ID_NBYTES = 16
 
@@ -22,11 +25,14 @@ _ID_NBYTES = 16
 class StreamState:
     """One stream of a session. Only the thread of its device touches it.
 
-    `failure` is the error of a command without reply, until a reply delivers it.
+    `failure` is the error of a command without reply, until a reply delivers it. `refuses_tasks`: a task was not known,
+    and so that none runs before it, none runs until the client begins again there.
     """
 
-    graphs: GraphCache
+    graphs: GraphCache[Plan]
+    tasks: GraphCache[PreparedTask]
     failure: Failure | None = None
+    refuses_tasks: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +46,7 @@ class Session:
     streams: list[StreamState]
     closed: bool = False
     queued_nbytes: int = 0
+    events: EventTable = field(default_factory=EventTable)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def queue(self, nbytes: int, limit_nbytes: int) -> None:
@@ -83,7 +90,8 @@ class SessionTable:
         if peer in self._by_peer:
             raise SessionError("this connection has a session already; HELLO comes once")
         self._n_opened += 1
-        streams = [StreamState(GraphCache(self._graphs_per_stream)) for _ in range(self._n_devices)]
+        limit = self._graphs_per_stream
+        streams = [StreamState(GraphCache(limit), GraphCache(limit)) for _ in range(self._n_devices)]
         session = Session(secrets.token_bytes(_ID_NBYTES), self._n_opened, peer, agreement, streams)
         self._by_peer[peer] = session
         return session

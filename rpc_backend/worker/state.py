@@ -16,7 +16,10 @@ from rpc_backend.protocol.negotiation import Greeting
 from rpc_backend.worker.config import WorkerConfig
 from rpc_backend.worker.counters import Counters
 from rpc_backend.worker.handles import HandleTable, HeldBuffer
+from rpc_backend.worker.mailbox import Mailbox
 from rpc_backend.worker.memory import MemoryAccount
+from rpc_backend.worker.peer_link import Dial
+from rpc_backend.worker.peers import Peers, Spawn
 from rpc_backend.worker.sessions import Session, SessionTable
 
 _LOG = logging.getLogger(__name__)
@@ -33,16 +36,26 @@ class Seat:
 
 
 class WorkerState:
-    """The devices, sessions, buffers and counts of one worker."""
+    """The devices, sessions, buffers, tensors under way and counts of one worker.
+
+    `name` is its endpoint, for errors.
+    """
 
     def __init__(
         self,
         config: WorkerConfig,
         devices: Sequence[Device],
         greeting: Greeting,
+        *,
         end_session: Callable[[bytes, str], None],
+        wake: Callable[[int, bytes], None],
+        dial: Dial | None,
+        spawn: Spawn,
     ) -> None:
-        """Check the configuration against the devices. `end_session(peer, reason)` closes a peer's session.
+        """Check the configuration against the devices.
+
+        `end_session(peer, reason)` closes a peer's session, `wake(device, session)` looks again at a stream that is
+        held; `dial` and `spawn` are those of `Peers`.
 
         Raises:
             ConfigError: no device, two of one name, a cap for a device that is not there or above its memory.
@@ -54,6 +67,8 @@ class WorkerState:
         self.config = config
         self.greeting = greeting
         self.end_session = end_session
+        self.wake = wake
+        self.name = ""
         self.seats = [
             Seat(index, device, MemoryAccount(device, config.memory_cap_nbytes.get(index)), device.create_stream())
             for index, device in enumerate(devices)
@@ -61,6 +76,8 @@ class WorkerState:
         self.sessions = SessionTable(len(devices), config.graphs_per_stream)
         self.handles = HandleTable()
         self.counters = Counters()
+        self.mailbox = Mailbox(config.max_queued_nbytes, config.ticket_timeout_s)
+        self.peers = Peers(config, greeting, self.mailbox, dial, spawn)
 
     def seat(self, index: int) -> Seat:
         """Return a device by its index.
@@ -86,11 +103,13 @@ class WorkerState:
         return held
 
     def free(self, session: Session, held: HeldBuffer) -> None:
-        """Free a buffer and forget every graph that touches it."""
+        """Free a buffer and forget every graph and task that touches it."""
         self.handles.remove(held)
         nbytes = held.buffer.nbytes
         try:
-            session.streams[held.device].graphs.drop_buffer(held.handle)
+            stream = session.streams[held.device]
+            stream.graphs.drop_buffer(held.handle)
+            stream.tasks.drop_buffer(held.handle)
             held.buffer.close()
         finally:
             self.seats[held.device].account.release(nbytes)
@@ -102,8 +121,11 @@ class WorkerState:
                 self.free(session, held)
             except Exception:
                 _LOG.exception("freeing buffer %d of a closed session failed", held.handle)
+        # Once more: what ran last in this thread may have sent something after the session ended.
+        self.mailbox.drop_sender(session)
         try:
             session.streams[device].graphs.clear()
+            session.streams[device].tasks.clear()
         except Exception:
             _LOG.exception("dropping the graphs of a closed session failed")
 

@@ -26,14 +26,22 @@ class _Nowhere:
     nbytes: int = MAX_NBYTES
 
 
-def decode_placed(state: WorkerState, session: Session, stream: int, record: Record) -> Tensor:
-    """Return a checked tensor in a buffer of `session` on the device of `stream`.
+def decode_placed(
+    state: WorkerState, session: Session, stream: int, record: Record, handles: set[int] | None = None
+) -> Tensor:
+    """Return a checked tensor in a buffer of `session` on the device of `stream`, whose handle is added to `handles`.
 
     Raises:
         GraphError: malformed, or not inside its buffer.
         HandleError: the buffer is not this session's, or on another device.
     """
-    tensor = decode_tensor(record, [], lambda handle: state.held(session, stream, handle).buffer)
+
+    def resolve(handle: int) -> Buffer:
+        if handles is not None:
+            handles.add(handle)
+        return state.held(session, stream, handle).buffer
+
+    tensor = decode_tensor(record, [], resolve)
     check_tensor(tensor)
     return tensor
 

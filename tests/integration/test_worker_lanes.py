@@ -62,3 +62,43 @@ def test_closing_does_not_wait_for_a_command_that_hangs():
     assert not lane.close(0.05)
     release.set()
     assert lane.close(5)
+
+
+def test_an_owner_that_waits_is_passed_over_until_it_is_woken_or_its_time_is_up():
+    ran: list[str] = []
+    done = threading.Event()
+    open_gates: set[str] = set()
+    asked: dict[str, int] = {}
+
+    def run(item: str) -> None:
+        ran.append(item)
+        if len(ran) == 5:
+            done.set()
+
+    def wait_s(item: str) -> float:
+        asked[item] = asked.get(item, 0) + 1
+        if item == "a1":
+            return 0.0 if "a" in open_gates else 60.0
+        if item == "b1":  # not ready when it is first looked at, and never woken
+            return 0.0 if asked[item] > 1 else 0.05
+        return 0.0
+
+    lane: DeviceLane[str] = DeviceLane("lane", run, wait_s)
+    lane.start()
+    for item in ("a1", "a2", "b1", "c1"):
+        lane.put(item[0], item)
+    waker = threading.Timer(0.15, lambda: (open_gates.add("a"), lane.wake("a")))
+    waker.start()
+    lane.put("c", "c2")
+    assert done.wait(5)
+    waker.join(5)
+    assert ran == ["c1", "c2", "b1", "a1", "a2"]
+    assert asked["a1"] <= 3, "the lane sleeps while nothing changes"
+    assert lane.close(5)
+
+
+def test_a_lane_whose_owners_all_wait_can_be_closed():
+    lane: DeviceLane[str] = DeviceLane("lane", lambda item: None, lambda item: float("inf"))
+    lane.start()
+    lane.put("a", "a1")
+    assert lane.close(5)

@@ -69,7 +69,7 @@ def _simple(name: str) -> Any:
 
 
 def _exp(layer: Layer) -> Any:
-    return layer.exp
+    return layer.precise_exp
 
 
 def _tanh(layer: Layer) -> Any:

@@ -1,6 +1,6 @@
 """Arithmetic element by element.
 
-Belongs here: ADD, SUB, MUL, DIV, SCALE, UNARY, GLU. Must not be here: anything that looks along a row.
+Belongs here: ADD, SUB, MUL, DIV, SCALE, CLAMP, LOG, UNARY, GLU. Must not be here: anything that looks along a row.
 
 Packed F32 rows go by the vector; any other mix of float types and strides goes element by element.
 """
@@ -8,6 +8,8 @@ Packed F32 rows go by the vector; any other mix of float types and strides goes 
 from __future__ import annotations
 
 from typing import Any
+
+from numba import types
 
 from rpc_backend_numba.element_codes import F32 as F32_CODE
 from rpc_backend_numba.kernels.access import (
@@ -24,7 +26,7 @@ from rpc_backend_numba.kernels.access import (
 )
 from rpc_backend_numba.kernels.activations import make_activation
 from rpc_backend_numba.kernels.elements import make_any_element
-from rpc_backend_numba.simd import extract, fma, helper, load, splat, store
+from rpc_backend_numba.simd import extract, fma, helper, load, maximum, minimum, select, splat, store
 from rpc_backend_numba.simd.layer import Layer
 
 
@@ -57,9 +59,20 @@ def make_binary(layer: Layer, name: str) -> Any:
             i += lanes
         return i
 
+    @helper
+    def packed_row_and_one(a, b, out, n):
+        """The same where one element of tensor 2 goes with a whole row."""
+        one, i = splat(F32, load(types.float32, b)), 0
+        while i + lanes <= n:
+            store(out + 4 * i, apply(load(F32, a + 4 * i), one))
+            i += lanes
+        return i
+
     def binary(args, ith, nth):
         n, repeat = extent(args, 0, 0), extent(args, 2, 0)
-        fast = _is_packed(args, 0) and _is_packed(args, 1) and _is_packed(args, 2) and repeat == n
+        packed = _is_packed(args, 0) and _is_packed(args, 1)
+        fast = packed and _is_packed(args, 2) and repeat == n
+        fast_one = packed and element_code(args, 2) == F32_CODE and repeat == 1
         code_a, code_b, code_out = element_code(args, 1), element_code(args, 2), element_code(args, 0)
         step_a, step_b, step_out = stride(args, 1, 0), stride(args, 2, 0), stride(args, 0, 0)
         first, last = share(n_rows(args, 0), ith, nth)
@@ -67,7 +80,11 @@ def make_binary(layer: Layer, name: str) -> Any:
             i1, i2, i3 = split_row(row, args, 0)
             a, b = row_address(args, 1, i1, i2, i3), repeated_row_address(args, 2, i1, i2, i3)
             out = row_address(args, 0, i1, i2, i3)
-            start = packed_row(a, b, out, n) if fast else 0
+            start = 0
+            if fast:
+                start = packed_row(a, b, out, n)
+            elif fast_one:
+                start = packed_row_and_one(a, b, out, n)
             for i in range(start, n):
                 value = apply(load_any(code_a, a + i * step_a), load_any(code_b, b + i % repeat * step_b))
                 store_any(code_out, out + i * step_out, value)
@@ -108,6 +125,29 @@ def make_scale(layer: Layer) -> Any:
         return fma(x, splat(F32, param_float(args, 0)), splat(F32, param_float(args, 1)))
 
     return _make_map(layer, scale)
+
+
+def make_clamp(layer: Layer) -> Any:
+    """Return the kernel of CLAMP: parameters 0 the least, 1 the most; a NaN stays one."""
+    F32 = layer.F32
+
+    @helper
+    def clamp(x, args):
+        bounded = minimum(maximum(x, splat(F32, param_float(args, 0))), splat(F32, param_float(args, 1)))
+        return select(x == x, bounded, x)
+
+    return _make_map(layer, clamp)
+
+
+def make_log(layer: Layer) -> Any:
+    """Return the kernel of LOG."""
+    precise_log = layer.precise_log
+
+    @helper
+    def log(x, args):
+        return precise_log(x)
+
+    return _make_map(layer, log)
 
 
 def make_unary(layer: Layer, name: str) -> Any:

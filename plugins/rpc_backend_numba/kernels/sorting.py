@@ -1,43 +1,24 @@
 """Order within rows.
 
-Belongs here: ARGMAX, ARGSORT, TOP_K. Must not be here: anything else.
+Belongs here: ARGSORT. Must not be here: the largest elements alone (`selection`).
 
 All rows are F32. Of equal values the lower index comes first.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from numba import types
 
-from rpc_backend_numba.kernels.access import address, extent, n_rows, param, row_address, share, split_row, stride
-from rpc_backend_numba.simd import helper, load, load_at, store, store_at
+from rpc_backend_numba.kernels.access import extent, n_rows, param, row_address, share, split_row, stride
+from rpc_backend_numba.simd import helper, load, load_at, store_at
 from rpc_backend_numba.simd.layer import Layer
 
 _F32, _I32, _I64 = types.float32, types.int32, types.int64
 
 DESCENDING = 0
-"""Parameter of ARGSORT: 1 puts the largest first. For TOP_K it is 1."""
-
-
-def make_argmax(layer: Layer) -> Any:
-    """Return the kernel of ARGMAX over the rows of a matrix."""
-
-    def argmax(args, ith, nth):
-        n, step = extent(args, 1, 0), stride(args, 1, 0)
-        first, last = share(extent(args, 1, 1), ith, nth)
-        for row in range(first, last):
-            source = address(args, 1) + row * stride(args, 1, 1)
-            best, largest = 0, _F32(-math.inf)
-            for i in range(n):
-                value = load(_F32, source + i * step)
-                if value > largest:
-                    best, largest = i, value
-            store(address(args, 0) + row * stride(args, 0, 0), _I32(best))
-
-    return argmax
+"""Parameter of ARGSORT: 1 puts the largest first."""
 
 
 @helper
@@ -88,7 +69,7 @@ def _first_sorted(source, step, n, heap, k, descending):
 
 
 def make_argsort(layer: Layer) -> Any:
-    """Return the kernel of ARGSORT and TOP_K: as many indices per row as the packed result has."""
+    """Return the kernel of ARGSORT; the result has packed rows."""
 
     def argsort(args, ith, nth):
         n, k, step = extent(args, 1, 0), extent(args, 0, 0), stride(args, 1, 0)

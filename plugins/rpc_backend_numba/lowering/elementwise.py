@@ -1,4 +1,4 @@
-"""ADD, SUB, MUL, DIV, SCALE, UNARY, GLU.
+"""ADD, SUB, MUL, DIV, SCALE, CLAMP, LOG, UNARY, GLU.
 
 Belongs here: their kernels' operands and parameters. Must not be here: kernels.
 """
@@ -23,6 +23,15 @@ def binary(builder: PlanBuilder, node: Tensor) -> None:
 def scale(builder: PlanBuilder, node: Tensor) -> None:
     params = node.params
     builder.row("scale", node, node.sources, [float(params["scale"]), float(params["bias"])])
+
+
+def clamp(builder: PlanBuilder, node: Tensor) -> None:
+    params = node.params
+    builder.row("clamp", node, node.sources, [float(params["min"]), float(params["max"])])
+
+
+def log(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("log", node, node.sources)
 
 
 def unary(builder: PlanBuilder, node: Tensor) -> None:

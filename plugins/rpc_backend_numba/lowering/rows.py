@@ -1,4 +1,4 @@
-"""RMS_NORM, SUM_ROWS, ARGMAX, ARGSORT, TOP_K, GET_ROWS, SET_ROWS.
+"""RMS_NORM, SUM_ROWS, CUMSUM, ARGMAX, ARGSORT, TOP_K, GET_ROWS, SET_ROWS.
 
 Belongs here: operations along rows and on rows by index. Must not be here: attention.
 """
@@ -6,7 +6,7 @@ Belongs here: operations along rows and on rows by index. Must not be here: atte
 from __future__ import annotations
 
 from rpc_backend.plugin_api import Tensor
-from rpc_backend_numba.arguments import Code
+from rpc_backend_numba.arguments import Code, Private
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.lowering.types import DECODABLE, ENCODABLE, F32, I32
 
@@ -36,6 +36,10 @@ def sum_rows(builder: PlanBuilder, node: Tensor) -> None:
     builder.row("sum_rows", node, node.sources)
 
 
+def cumsum(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("cumsum", node, node.sources)
+
+
 def argmax(builder: PlanBuilder, node: Tensor) -> None:
     builder.row("argmax", node, node.sources)
 
@@ -45,7 +49,7 @@ def argsort(builder: PlanBuilder, node: Tensor) -> None:
 
 
 def top_k(builder: PlanBuilder, node: Tensor) -> None:
-    builder.row("argsort", node, node.sources, [1])
+    builder.row("top_k", node, node.sources, [Private()], private_nbytes=8 * node.ne[0])
 
 
 def get_rows(builder: PlanBuilder, node: Tensor) -> None:

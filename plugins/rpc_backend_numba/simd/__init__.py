@@ -27,6 +27,7 @@ from rpc_backend_numba.simd.inline import helper
 from rpc_backend_numba.simd.memory import bits_f32, f32_bits, load, load_at, splat_at, store, store_at
 from rpc_backend_numba.simd.shuffles import (
     add_pairs,
+    all_lanes,
     concat,
     even_lanes,
     extract,
@@ -43,6 +44,7 @@ from rpc_backend_numba.simd.vectors import VectorType, vector
 __all__ = [
     "VectorType",
     "add_pairs",
+    "all_lanes",
     "bitcast",
     "bits_f32",
     "concat",

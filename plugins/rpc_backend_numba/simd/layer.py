@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from numba import types
 
+from rpc_backend_numba.simd import precise
 from rpc_backend_numba.simd.arithmetic import dot4_intrinsic
 from rpc_backend_numba.simd.functions import make_exp, make_tanh
 from rpc_backend_numba.simd.halves import make_bf16, make_half
@@ -18,7 +19,8 @@ class Layer:
     """Vector types and functions of one width on one target; kernels are closures over one of these.
 
     `F32` and `I32` hold `lanes` elements, `U8` and `I8` four times as many. `load_half(address)` and
-    `load_bf16(address)` give an `F32`; `store_half` and `store_bf16` write one.
+    `load_bf16(address)` give an `F32`; `store_half` and `store_bf16` write one. `exp` is fast, `precise_exp` and
+    `precise_log` give the nearest float32.
     """
 
     def __init__(self, target: Target, lanes: int | None = None) -> None:
@@ -30,6 +32,7 @@ class Layer:
         self.I8 = vector(types.int8, 4 * self.lanes)
         self.dot4 = dot4_intrinsic(target.byte_dot)
         self.exp = make_exp(self.lanes)
+        self.precise_exp, self.precise_log = precise.make_exp(self.lanes), precise.make_log(self.lanes)
         self.tanh = make_tanh(self.exp, self.lanes)
         self.load_half, self.store_half, self.half_value, self.half_bits = make_half(target.half_convert, self.lanes)
         self.load_bf16, self.store_bf16, self.bf16_bits = make_bf16(self.lanes)

@@ -17,7 +17,8 @@ from rpc_backend_numba.simd.vectors import VectorType, vector
 _I32 = ir.IntType(32)
 
 
-def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+def emit_shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    """Emit a vector of lanes of `a` and, numbered after those, `b`."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
@@ -28,7 +29,7 @@ def concat(typing_context: Any, a: Any, b: Any) -> Any:
         return None
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _shuffle(builder, args[0], args[1], list(range(2 * a.lanes)))
+        return emit_shuffle(builder, args[0], args[1], list(range(2 * a.lanes)))
 
     return vector(a.element, 2 * a.lanes)(a, a), emit
 
@@ -40,7 +41,7 @@ def _part(first: bool, a: Any) -> Any:
     start = 0 if first else lanes
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _shuffle(builder, args[0], args[0], list(range(start, start + lanes)))
+        return emit_shuffle(builder, args[0], args[0], list(range(start, start + lanes)))
 
     return vector(a.element, lanes)(a), emit
 
@@ -62,7 +63,7 @@ def _every_second(first: int, a: Any) -> Any:
         return None
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _shuffle(builder, args[0], args[0], list(range(first, a.lanes, 2)))
+        return emit_shuffle(builder, args[0], args[0], list(range(first, a.lanes, 2)))
 
     return vector(a.element, a.lanes // 2)(a), emit
 
@@ -87,7 +88,7 @@ def interleave(typing_context: Any, a: Any, b: Any) -> Any:
     order = [lane + a.lanes * which for lane in range(a.lanes) for which in (0, 1)]
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _shuffle(builder, args[0], args[1], order)
+        return emit_shuffle(builder, args[0], args[1], order)
 
     return vector(a.element, 2 * a.lanes)(a, a), emit
 
@@ -99,8 +100,8 @@ def add_pairs(typing_context: Any, a: Any, b: Any) -> Any:
         return None
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        first = _shuffle(builder, args[0], args[1], [0, 2, 8, 10, 4, 6, 12, 14])
-        second = _shuffle(builder, args[0], args[1], [1, 3, 9, 11, 5, 7, 13, 15])
+        first = emit_shuffle(builder, args[0], args[1], [0, 2, 8, 10, 4, 6, 12, 14])
+        second = emit_shuffle(builder, args[0], args[1], [1, 3, 9, 11, 5, 7, 13, 15])
         return builder.add(first, second)
 
     return a(a, b), emit
@@ -131,6 +132,19 @@ def place(typing_context: Any, a: Any, value: Any, lane: Any) -> Any:
 
 
 @intrinsic
+def all_lanes(typing_context: Any, mask: Any) -> Any:
+    """Whether every lane of truth values holds."""
+    if not isinstance(mask, VectorType) or mask.element != types.boolean:
+        return None
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = ir.IntType(mask.lanes)
+        return builder.icmp_unsigned("==", builder.bitcast(args[0], bits), ir.Constant(bits, (1 << mask.lanes) - 1))
+
+    return types.boolean(mask), emit
+
+
+@intrinsic
 def lanes_of_bits(typing_context: Any, bits: Any) -> Any:
     """A uint32 as 32 truth values, lowest bit first."""
 
@@ -138,6 +152,9 @@ def lanes_of_bits(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(args[0], ir.VectorType(ir.IntType(1), 32))
 
     return vector(types.boolean, 32)(types.uint32), emit
+
+
+_BYTE_SHUFFLES = {32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
 
 def lookup_intrinsic(table: tuple[int, ...], native: bool) -> Any:
@@ -155,11 +172,10 @@ def lookup_intrinsic(table: tuple[int, ...], native: bool) -> Any:
             byte = ir.IntType(8)
             bytes16 = ir.VectorType(byte, 16)
             if native:
-                kind = ir.FunctionType(bytes16, [bytes16, bytes16])
-                shuffle = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.ssse3.pshuf.b.128")
-                parts = [_shuffle(builder, args[0], args[0], list(range(at, at + 16))) for at in (0, 16)]
-                found = [builder.call(shuffle, [ir.Constant(bytes16, list(table)), part]) for part in parts]
-                return _shuffle(builder, found[0], found[1], list(range(32)))
+                name = _BYTE_SHUFFLES[places.lanes]
+                kind = ir.FunctionType(places.llvm, [places.llvm, places.llvm])
+                shuffle = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
+                return builder.call(shuffle, [ir.Constant(places.llvm, list(table) * (places.lanes // 16)), args[0]])
             result = ir.Constant(args[0].type, None)
             for lane in range(places.lanes):
                 at = builder.extract_element(args[0], ir.Constant(_I32, lane))

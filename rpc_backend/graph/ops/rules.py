@@ -220,8 +220,20 @@ def sum_rows(sources: Sources, params: Params, asked: Shape | None) -> Shape:
     return Shape(F32, (1, *sources[0].ne[1:]))
 
 
+def cumsum(sources: Sources, params: Params, asked: Shape | None) -> Shape:
+    """Each element becomes the sum of its row up to and with it."""
+    need(sources[0].type is F32, f"{sources[0]} must be F32")
+    return same(sources, params, asked)
+
+
+def clamp(sources: Sources, params: Params, asked: Shape | None) -> Shape:
+    """Elements below `min` become `min`, those above `max` become `max`."""
+    need(params["min"] <= params["max"], f"clamp bounds {params['min']} and {params['max']} leave nothing between them")
+    return floats(sources, params, asked)
+
+
 def argmax(sources: Sources, params: Params, asked: Shape | None) -> Shape:
-    """Per row of a matrix, the index of its largest element; of equals the first."""
+    """Per row of a matrix, the index of its largest element; of equals the first. A NaN is larger than any number."""
     a = sources[0]
     need(a.type is F32 and a.ne[2:] == (1, 1) and a.ne[0] > 0, f"{a} must be an F32 matrix")
     return Shape(I32, (a.ne[1], 1, 1, 1))
@@ -235,7 +247,8 @@ def argsort(sources: Sources, params: Params, asked: Shape | None) -> Shape:
 
 
 def top_k(sources: Sources, params: Params, asked: Shape | None) -> Shape:
-    """Per row, the indices of its `k` largest elements; k is the asked row length."""
+    """Per row, the indices of its `k` largest elements, the largest first, of equals the lower index first; k is the
+    asked row length. A NaN is larger than any number. ggml promises no order."""
     (a,), want = sources, _wanted(asked)
     need(a.type is F32, f"{a} must be F32")
     need(0 < want.ne[0] <= a.ne[0] and want.ne[1:] == a.ne[1:], f"top {want.ne[0]} of {a} does not exist")

@@ -1,11 +1,12 @@
 """Cases of arithmetic: two sources, element-wise functions, gated units, rows.
 
-Belongs here: ADD, SUB, MUL, DIV, SCALE, UNARY, GLU, SUM_ROWS, RMS_NORM. Must not be here: anything else.
+Belongs here: ADD, SUB, MUL, DIV, SCALE, CLAMP, LOG, UNARY, GLU, SUM_ROWS, CUMSUM, RMS_NORM. Must not be here:
+anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from rpc_backend.testing.backend_suite.leaves import Extents, Layout, Leaves
 
 _FLOATS = (F32, F16, BF16)
 _BINARY = {"ADD": build.add, "SUB": build.sub, "MUL": build.mul, "DIV": build.div}
+_ROW_OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "SUM_ROWS": build.sum_rows,
+    "CUMSUM": build.cumsum,
+    "RMS_NORM": lambda a: build.rms_norm(a, 1e-5),
+}
 _PAIRS = ((F32, F32), (F16, F16), (F16, F32), (F32, F16), (BF16, BF16), (BF16, F32))
 _SHAPE: Extents = (66, 5, 4, 2)
 _BROADCASTS: tuple[Extents, ...] = ((66, 1, 1, 1), (1, 1, 1, 1), (66, 5, 1, 1), (1, 5, 4, 2), (33, 1, 2, 1))
@@ -33,10 +39,13 @@ def cases() -> Iterator[Case]:
     for op in _BINARY:
         yield from _binary_cases(op)
     yield from _scale_cases()
+    yield from _clamp_cases()
+    yield from _log_cases()
     yield from _unary_cases()
     yield from _glu_cases()
-    for op in ("SUM_ROWS", "RMS_NORM"):
+    for op in _ROW_OPS:
         yield from _row_cases(op)
+    yield _cumsum_of_counts()
 
 
 def _binary_cases(op: str) -> Iterator[Case]:
@@ -84,6 +93,50 @@ def _scale(kind: ElementType, layout: Layout, bias: float) -> Case:
         return build.scale(leaves.tensor(kind, (67, 5, 3, 2), layout), 0.37, bias)
 
     return Case(case_id("SCALE", kind, "67x5x3x2", layout, f"bias{bias:g}"), "SCALE", make)
+
+
+def _clamp_cases() -> Iterator[Case]:
+    for kind in _FLOATS:
+        yield _clamp(kind, "packed", -0.5, 0.75)
+    yield _clamp(F32, "packed", -1.0, -1.0)
+    yield _clamp(F32, "packed", -np.inf, 0.25)
+    yield _clamp(F32, "padded", -0.5, 0.75)
+    yield _clamp(F32, "permuted", -0.5, 0.75)
+    yield Case(
+        case_id("CLAMP", "F32", "infinities"), "CLAMP",
+        lambda leaves: build.clamp(leaves.constant(F32, (4, 1, 1, 1), np.array([np.inf, -np.inf, 0, 9])), -2.0, 3.0),
+        "exact", 0.0,
+    )  # fmt: skip
+
+
+def _clamp(kind: ElementType, layout: Layout, low: float, high: float) -> Case:
+    def make(leaves: Leaves) -> Tensor:
+        return build.clamp(leaves.tensor(kind, (67, 5, 3, 2), layout), low, high)
+
+    # In half precision a bound that is no such number is rounded.
+    tolerance = 0.0 if kind is F32 else 1e-6
+    name = case_id("CLAMP", kind, "67x5x3x2", layout, f"{low:g} to {high:g}")
+    return Case(name, "CLAMP", make, "nmse" if tolerance else "exact", tolerance)
+
+
+def _log_cases() -> Iterator[Case]:
+    for kind in _FLOATS:
+        yield _log(kind, "packed", (0.01, 9.0))
+    yield _log(F32, "packed", (0.9, 1.1))
+    yield _log(F32, "padded", (1e-30, 1e30))
+    yield _log(F32, "transposed", (0.01, 9.0))
+    ends = np.array([0.0, 1.0, np.inf, -1.0, np.nan, 1e-38, 3e38])
+    yield Case(
+        case_id("LOG", "F32", "ends"), "LOG",
+        lambda leaves: build.log(leaves.constant(F32, (7, 1, 1, 1), ends, ends[::-1])), "relative", 1e-5,
+    )  # fmt: skip
+
+
+def _log(kind: ElementType, layout: Layout, between: tuple[float, float]) -> Case:
+    def make(leaves: Leaves) -> Tensor:
+        return build.log(leaves.tensor(kind, (67, 5, 3, 2), layout, between))
+
+    return Case(case_id("LOG", kind, "67x5x3x2", layout, f"{between[0]:g} to {between[1]:g}"), "LOG", make)
 
 
 def _unary_cases() -> Iterator[Case]:
@@ -143,7 +196,16 @@ def _row_cases(op: str) -> Iterator[Case]:
 
 def _row(op: str, kind: ElementType, n: int, layout: Layout) -> Case:
     def make(leaves: Leaves) -> Tensor:
-        a = leaves.tensor(kind, (n, 5, 3, 2), layout)
-        return build.sum_rows(a) if op == "SUM_ROWS" else build.rms_norm(a, 1e-5)
+        return _ROW_OPS[op](leaves.tensor(kind, (n, 5, 3, 2), layout))
 
     return Case(case_id(op, kind, extents(n, 5, 3, 2), layout), op, make)
+
+
+def _cumsum_of_counts() -> Case:
+    """Whole numbers must be exact: places are counted with them."""
+    counts = np.random.default_rng(3).integers(-3, 4, 1000 * 4)
+
+    def make(leaves: Leaves) -> Tensor:
+        return build.cumsum(leaves.constant(F32, (1000, 4, 1, 1), counts, counts[::-1]))
+
+    return Case(case_id("CUMSUM", "F32", "1000x4", "counts"), "CUMSUM", make, "exact", 0.0)

@@ -117,6 +117,11 @@ def _argmax_cases() -> Iterator[Case]:
         case_id("ARGMAX", "F32", "ties"), "ARGMAX",
         lambda leaves: build.argmax(leaves.constant(F32, (5, 3, 1, 1), ties, ties[:, ::-1])), "exact", 0.0,
     )  # fmt: skip
+    yield Case(
+        case_id("ARGMAX", "F32", "infinities and NaN"), "ARGMAX",
+        lambda leaves: build.argmax(leaves.constant(F32, (150, 6, 1, 1), *_odd_rows(150))), "exact", 0.0,
+    )  # fmt: skip
+    yield _argmax(49152, 3, "packed")
 
 
 def _argmax(n: int, m: int, layout: Layout) -> Case:
@@ -133,11 +138,28 @@ def _order_cases() -> Iterator[Case]:
     yield _argsort(65, True, "padded")
     yield _argsort(65, False, "permuted")
     yield _argsort(40, True, "packed", ties=True)
-    for n, k in ((1, 1), (33, 1), (33, 5), (33, 33), (1000, 40)):
+    for n, k in ((1, 1), (33, 1), (33, 5), (33, 33), (1000, 40), (1000, 999), (49152, 64)):
         yield _top_k(n, k, "packed")
-    yield _top_k(65, 8, "padded")
-    yield _top_k(65, 8, "permuted")
-    yield _top_k(40, 8, "packed", ties=True)
+    for layout in ("padded", "permuted", "transposed"):
+        yield _top_k(165, 8, layout)
+    for n, k in ((40, 8), (300, 17), (300, 300)):
+        yield _top_k(n, k, "packed", ties=True)
+    for k in (1, 5, 140):
+        yield Case(
+            case_id("TOP_K", "F32", "infinities and NaN", f"k{k}"), "TOP_K",
+            lambda leaves, k=k: build.top_k(leaves.constant(F32, (150, 6, 1, 1), *_odd_rows(150)), k), "exact", 0.0,
+        )  # fmt: skip
+
+
+def _odd_rows(n: int) -> tuple[Array, Array]:
+    """Six rows, rising, falling and with every kind of odd number, and the same in another order."""
+    rows = np.random.default_rng(5).normal(size=(6, n))
+    rows[0], rows[1] = np.arange(n), -np.arange(n)
+    rows[2, [7, 90, n - 1]], rows[2, 11] = np.nan, np.inf
+    rows[3, ::2], rows[3, [1, 33]] = -np.inf, np.inf
+    rows[4], rows[5, ::3] = -np.inf, 0.0
+    rows[5, 1::3] = -0.0
+    return rows, rows[::-1, ::-1]
 
 
 def _with_ties(n: int, seed: int) -> Array:
@@ -163,4 +185,4 @@ def _top_k(n: int, k: int, layout: Layout, *, ties: bool = False) -> Case:
         return build.top_k(_rows(leaves, n, layout, ties), k)
 
     name = case_id("TOP_K", "F32", extents(n, 3, 2), layout, f"k{k}", "ties" if ties else "")
-    return Case(name, "TOP_K", make, "members", 0.0)
+    return Case(name, "TOP_K", make, "exact", 0.0)

@@ -79,7 +79,7 @@ def _round(case: Case, trial: Trial, right: Trial, number: int) -> float:
     right.compute()
     trial.check_unharmed(number)
     source = None
-    if case.measure in ("order", "members"):
+    if case.measure == "order":
         source = numbers(right.output.sources[0].type, right.cells_of(right.output.sources[0]))
     ours, oracle = trial.cells_of(trial.output), right.cells_of(right.output)
     return difference(case.measure, trial.output.type, ours, oracle, source)

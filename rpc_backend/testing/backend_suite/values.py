@@ -49,9 +49,9 @@ def difference(measure: Measure, kind: ElementType, ours: Array, oracle: Array, 
 
     `source` are the numbers that index results point into.
     """
-    if measure in ("order", "members"):
+    if measure == "order":
         assert source is not None
-        return _index_difference(measure, ours, oracle, source)
+        return _index_difference(ours, oracle, source)
     if measure == "exact":
         if kind.is_quantized:
             return float(np.mean(ours != oracle)) if ours.size else 0.0
@@ -77,7 +77,7 @@ def _float_difference(measure: Measure, ours: Array, oracle: Array) -> float:
     return error / power if power else (float("inf") if error else 0.0)
 
 
-def _index_difference(measure: Measure, ours: Array, oracle: Array, source: Array) -> float:
+def _index_difference(ours: Array, oracle: Array, source: Array) -> float:
     """Return the share of rows whose indices are wrong."""
     n_columns = source.shape[-1]
     if not ours.size:
@@ -87,6 +87,4 @@ def _index_difference(measure: Measure, ours: Array, oracle: Array, source: Arra
     ordered = np.sort(ours, axis=-1)
     repeated = np.any(ordered[..., 1:] == ordered[..., :-1], axis=-1)
     picked, wanted = (np.take_along_axis(source, index, axis=-1) for index in (ours, oracle))
-    if measure == "members":
-        picked, wanted = np.sort(picked, axis=-1), np.sort(wanted, axis=-1)
     return float(np.mean(repeated | np.any(picked != wanted, axis=-1)))

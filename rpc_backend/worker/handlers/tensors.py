@@ -5,6 +5,8 @@ Belongs here: writing, reading, copying. Must not be here: computing (`graphs`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rpc_backend.errors import GraphError, LimitError
@@ -12,14 +14,16 @@ from rpc_backend.interfaces import Buffer
 from rpc_backend.protocol.commands import (
     COPY_TENSOR,
     GET_TENSOR,
+    GET_TENSORS,
     INIT_TENSOR,
     MEMSET_TENSOR,
     SET_TENSOR,
     SET_TENSOR_HASH,
 )
-from rpc_backend.protocol.records import Empty, Result
+from rpc_backend.protocol.records import Empty, Record, Result
 from rpc_backend.worker.calls import Call, Outcome, handles
 from rpc_backend.worker.state import WorkerState
+from rpc_backend.worker.tasks import Place, read_places
 from rpc_backend.worker.tensors import check_byte, check_range, decode_anywhere, decode_placed
 
 _COPY_CHUNK_NBYTES = 16 << 20
@@ -60,6 +64,16 @@ def get_tensor(state: WorkerState, call: Call) -> Outcome[Empty]:
     return Outcome(Empty(), payload=out)
 
 
+@handles(GET_TENSORS)
+def get_tensors(state: WorkerState, call: Call) -> Outcome[Empty]:
+    """Read the bytes of several tensors, end to end."""
+    places = [_place(state, call, *_range_fields(fields)) for fields in call.request.ranges]
+    nbytes, limit = sum(place.nbytes for place in places), state.config.max_payload_nbytes
+    if nbytes > limit:
+        raise LimitError(f"reads of {nbytes} bytes are above the {limit} that one reply may carry; ask for fewer")
+    return Outcome(Empty(), payload=read_places(places, nbytes))
+
+
 @handles(MEMSET_TENSOR)
 def memset_tensor(state: WorkerState, call: Call) -> None:
     """Set a tensor's bytes to one value."""
@@ -82,9 +96,20 @@ def copy_tensor(state: WorkerState, call: Call) -> Result:
 def _range_of(state: WorkerState, call: Call) -> tuple[Buffer, int]:
     """Return the buffer, and the offset in it, of the tensor range that a request names."""
     request = call.request
-    tensor = decode_placed(state, call.session, call.stream, request.tensor)
-    check_range(tensor, request.offset, request.nbytes)
-    return tensor.buffer, tensor.offset + request.offset
+    place = _place(state, call, request.tensor, request.offset, request.nbytes)
+    return place.buffer, place.offset
+
+
+def _place(state: WorkerState, call: Call, record: Record, offset: int, nbytes: int) -> Place:
+    tensor = decode_placed(state, call.session, call.stream, record)
+    check_range(tensor, offset, nbytes)
+    return Place(tensor.buffer, tensor.offset + offset, nbytes)
+
+
+def _range_fields(fields: list[Any]) -> tuple[Record, int, int]:
+    if len(fields) == 3 and isinstance(fields[0], list) and all(type(number) is int for number in fields[1:]):
+        return fields[0], fields[1], fields[2]
+    raise GraphError("a range is a list of tensor, offset and number of bytes")
 
 
 def _copy_through_host(target: Buffer, target_offset: int, source: Buffer, source_offset: int, nbytes: int) -> None:

@@ -5,6 +5,8 @@ import pytest
 from rpc_backend.errors import RemoteProtocolError
 from rpc_backend.graph import build, element_type
 from rpc_backend.protocol.records import Flags
+from rpc_backend.testing.devices import NullDevice
+from rpc_backend.testing.inline_worker import InlineWorker
 
 F32 = element_type("F32")
 F16 = element_type("F16")
@@ -72,3 +74,14 @@ def test_a_wrong_number_of_answers_is_refused(backends, device, monkeypatch):
     monkeypatch.setattr("rpc_backend.client.questions.Questions._ask_supported", lambda *_: Flags([True, True]).flags)
     with pytest.raises(RemoteProtocolError, match="1 questions were asked and 2 answered"):
         device.supports_op(build.add(leaf(8), leaf(8)))
+
+
+def test_a_size_that_depends_on_a_sources_shape_is_asked_for_each_shape():
+    """A device that wants scratch memory for the source of a sum, whose result always has one shape."""
+    backend = NullDevice(size_of=lambda tensor: 4096 * tensor.sources[0].ne[0] if tensor.sources else tensor.nbytes)
+    connection = InlineWorker([backend]).connect()
+    device = connection.devices()[0]
+    sums = [build.sum_rows(leaf(n, 2)) for n in (8, 9, 8)]
+    assert {tensor.ne for tensor in sums} == {(1, 2, 1, 1)}
+    assert [device.alloc_size(tensor) for tensor in sums] == [4096 * 8, 4096 * 9, 4096 * 8]
+    assert calls(connection, "GET_ALLOC_SIZE") == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rpc_backend.errors import GraphError
@@ -87,6 +89,11 @@ _REFUSED = {
     "concat: type": (lambda: build.concat(_leaf(4), _leaf(4, kind=F16), 0), "do not join"),
     "repeat: ratio": (lambda: build.repeat(_leaf(4), (6, 1, 1, 1)), "does not repeat into"),
     "sum_rows: half": (lambda: build.sum_rows(_leaf(4, kind=F16)), "must be F32"),
+    "cumsum: half": (lambda: build.cumsum(_leaf(4, kind=F16)), "must be F32"),
+    "log: integers": (lambda: build.log(_IDS), "must hold floats"),
+    "clamp: integers": (lambda: build.clamp(_IDS, 0.0, 1.0), "must hold floats"),
+    "clamp: order": (lambda: build.clamp(_leaf(4), 1.0, 0.5), "bounds 1.0 and 0.5 leave nothing"),
+    "clamp: NaN": (lambda: build.clamp(_leaf(4), math.nan, 0.5), "bounds nan and 0.5 leave nothing"),
     "argmax: cube": (lambda: build.argmax(_leaf(4, 3, 2)), "must be an F32 matrix"),
     "argmax: empty": (lambda: build.argmax(_leaf(0, 3)), "must be an F32 matrix"),
     "argsort: half": (lambda: build.argsort(_leaf(4, kind=F16)), "must be F32"),

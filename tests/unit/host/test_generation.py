@@ -1,12 +1,12 @@
-"""The life of a generation, over a context that answers from a script."""
+"""The state of one generation and its text."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from rpc_backend.errors import ConfigError, ContextFullError
-from rpc_backend.host.generation import Task, run_batch, stream_one
+from rpc_backend.errors import ConfigError
+from rpc_backend.host.generation import Job
 from rpc_backend.host.sampling import SamplerParams
 from rpc_backend.host.tokenizer import Tokenizer
 from rpc_backend.models import GgufFile
@@ -20,76 +20,32 @@ def tokenizer(tmp_path_factory):
     return Tokenizer.from_metadata(GgufFile.open(write_tiny_model(tmp_path_factory.mktemp("m") / "m.gguf")).metadata)
 
 
-class ScriptedContext:
-    """Says one token after the other, per sequence, and keeps what it was fed."""
-
-    def __init__(self, scripts, n_vocab, n_ctx=64):
-        self.scripts = [list(script) for script in scripts]
-        self.n_seq = len(scripts)
-        self.fed = [[] for _ in scripts]
-        self.steps = 0
-        self._n_vocab = n_vocab
-        self._n_ctx = n_ctx
-
-    def clear(self, sequence):
-        self.fed[sequence].clear()
-
-    def room(self, sequence):
-        return self._n_ctx - len(self.fed[sequence])
-
-    def prefill(self, sequence, tokens):
-        if len(tokens) > self.room(sequence):
-            raise ContextFullError("too long")
-        self.fed[sequence] += tokens
-        return self._next(sequence)
-
-    def decode(self, tokens):
-        self.steps += 1
-        for sequence, token in tokens.items():
-            self.fed[sequence].append(token)
-        return {sequence: self._next(sequence) for sequence in tokens}
-
-    def _next(self, sequence):
-        logits = np.zeros(self._n_vocab, np.float32)
-        logits[self.scripts[sequence].pop(0)] = 9
-        return logits
-
-
-def _task(tokenizer, text, max_tokens=8, stop=()):
-    return Task.of(tokenizer, tokenizer.encode(text, add_special=False), max_tokens, GREEDY, stop)
-
-
-def _run(tokenizer, answer, *, end=True, **options):
-    script = tokenizer.encode(answer, add_special=False) + ([tokenizer.eos_id] if end else [])
-    context = ScriptedContext([script], tokenizer.n_vocab, options.pop("n_ctx", 64))
-    task = _task(tokenizer, "hi", **options)
-    pieces = list(stream_one(context, task))
-    return context, task.result(), pieces
+def _run(tokenizer, answer, *, end=True, stop=()):
+    job = Job.of(tokenizer, [1, 2], 64, GREEDY, stop)
+    pieces = []
+    for token in tokenizer.encode(answer, add_special=False) + ([tokenizer.eos_id] if end else []):
+        logits = np.zeros(tokenizer.n_vocab, np.float32)
+        logits[token] = 9
+        pieces.append(job.accept(logits))
+        if job.stop_reason:
+            break
+    return job, pieces
 
 
 def test_it_ends_at_the_end_token_and_leaves_it_out(tokenizer):
-    _, result, pieces = _run(tokenizer, "yes")
+    job, pieces = _run(tokenizer, "yes")
+    result = job.result()
     assert (result.text, result.stop_reason) == ("yes", "end")
     assert result.tokens == tokenizer.encode("yes", add_special=False)
     assert "".join(piece.text for piece in pieces) == "yes"
-
-
-def test_every_token_but_the_last_is_fed_back(tokenizer):
-    context, result, _ = _run(tokenizer, "abcdefgh", end=False, max_tokens=4)
-    assert result.stop_reason == "length"
-    assert context.fed[0] == tokenizer.encode("hi", add_special=False) + result.tokens[:-1]
     assert result.timings.decode_tokens == len(result.tokens) - 1
 
 
-def test_no_tokens_asked_evaluates_nothing(tokenizer):
-    context, result, pieces = _run(tokenizer, "yes", max_tokens=0)
-    assert (result.tokens, pieces, context.fed) == ([], [], [[]])
-
-
-def test_a_full_context_ends_it(tokenizer):
-    _, result, _ = _run(tokenizer, "y" * 20, max_tokens=20, n_ctx=6)
-    assert result.stop_reason == "length"
-    assert len(result.tokens) == 5  # two tokens of prompt, four of answer fed, one more sampled
+def test_end_tokens_can_be_ignored(tokenizer):
+    job = Job.of(tokenizer, [1], 4, GREEDY, (), ignore_end=True)
+    job.take(tokenizer.eos_id)
+    assert job.stop_reason is None
+    assert job.tokens == [tokenizer.eos_id]
 
 
 @pytest.mark.parametrize(
@@ -97,35 +53,35 @@ def test_a_full_context_ends_it(tokenizer):
     [(["END"], "one ", "stop"), (["ENDING"], "one END", "end"), (["x", "ne"], "o", "stop"), ([""], "one END", "end")],
 )
 def test_a_stop_text_ends_it_and_is_left_out(tokenizer, stop, text, reason):
-    _, result, pieces = _run(tokenizer, "one END", stop=stop, max_tokens=20)
-    assert (result.text, result.stop_reason) == (text, reason)
+    job, pieces = _run(tokenizer, "one END", stop=stop)
+    assert (job.result().text, job.stop_reason) == (text, reason)
     assert "".join(piece.text for piece in pieces) == text
 
 
+def test_text_held_back_for_a_stop_text_comes_at_the_end(tokenizer):
+    job, pieces = _run(tokenizer, "one EN", end=False, stop=["END"])
+    assert "".join(piece.text for piece in pieces) == "one "
+    assert job.finish("length").text == "EN"
+
+
 def test_no_piece_shows_half_a_character(tokenizer):
-    _, result, pieces = _run(tokenizer, "é€", max_tokens=20)
-    assert result.text == "é€"
+    job, pieces = _run(tokenizer, "é€")
+    assert job.result().text == "é€"
     assert [piece.text for piece in pieces if piece.text] == ["é", "€"]
 
 
-def test_a_batch_advances_together_and_ends_one_by_one(tokenizer):
-    scripts = [[*tokenizer.encode(text, add_special=False), tokenizer.eos_id] for text in ("a", "long", "xyz")]
-    context = ScriptedContext(scripts, tokenizer.n_vocab)
-    results = run_batch(context, [_task(tokenizer, prompt) for prompt in ("p", "qq", "r")])
-    assert [result.text for result in results] == ["a", "long", "xyz"]
-    assert context.steps == 4  # of the longest: its first token comes with the prompt
-
-
-def test_more_prompts_than_sequences_are_refused(tokenizer):
-    context = ScriptedContext([[1]], tokenizer.n_vocab)
-    with pytest.raises(ContextFullError, match="2 prompts"):
-        run_batch(context, [_task(tokenizer, "a"), _task(tokenizer, "b")])
-    assert context.fed == [[]]
+def test_the_token_limit_and_a_full_sequence_end_it(tokenizer):
+    job = Job.of(tokenizer, [1], 2, GREEDY, ())
+    job.take(5)
+    assert not job.is_at_end(room=1)
+    assert job.is_at_end(room=0)
+    job.take(6)
+    assert job.is_at_end(room=1)
 
 
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "told"), [([], 1, "empty"), ([5], -1, "-1"), ([100000], 1, "100000"), ([-1], 1, "-1")]
 )
-def test_a_task_that_cannot_be_is_refused(tokenizer, prompt, max_tokens, told):
+def test_a_job_that_cannot_be_is_refused(tokenizer, prompt, max_tokens, told):
     with pytest.raises(ConfigError, match=told):
-        Task.of(tokenizer, prompt, max_tokens, GREEDY, ())
+        Job.of(tokenizer, prompt, max_tokens, GREEDY, ())

@@ -69,7 +69,7 @@ def test_logits_of_what_is_no_token_are_refused(llm, tokens):
 
 
 def test_a_prompt_longer_than_the_context_names_both(llm):
-    with pytest.raises(ContextFullError, match="65 more tokens do not fit in a context of 64"):
+    with pytest.raises(ContextFullError, match="65 tokens do not fit in a context of 64"):
         llm.generate([1] * 65, max_tokens=1)
 
 

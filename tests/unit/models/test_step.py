@@ -19,6 +19,8 @@ from rpc_backend.interfaces import Device
 from rpc_backend.models import (
     GgufFile,
     Model,
+    SamplerParams,
+    SamplingShape,
     Step,
     StepArrays,
     StepShape,
@@ -26,6 +28,7 @@ from rpc_backend.models import (
     cache_spec,
     load_model,
     padded_n_kv,
+    sampling_values,
     step_arrays,
 )
 from rpc_backend.registry import load_registry
@@ -253,6 +256,46 @@ def test_every_weight_is_used(tiny: Model) -> None:
 def test_used_inputs_leave_out_what_no_node_reads(tiny: Model) -> None:
     assert set(build_tiny(tiny, StepShape(0, 2, 1, 32, 2)).used_inputs()) == {"tokens", "positions", "kv_rows", "mask"}
     assert "output_rows" in build_tiny(tiny, StepShape(0, 2, 4, 32, 2)).used_inputs()
+
+
+def test_a_step_ends_with_the_tokens_sampled_from_its_logits(device: Device, tiny: Model) -> None:
+    prompt, params, number = [[5, 6, 7], [8, 9, 10]], SamplerParams(top_k=20, temperature=2.0), 0.625
+    runner = Runner(device, tiny, 64, 2)
+    logits = runner.run(prompt)
+    shape = StepShape(0, 2, 3, 32, 2)
+    step = build_step(tiny, runner.weights, runner.cache, shape, SamplingShape(2, 32, log_probs=True))
+    nodes = [node for node in step.graph.nodes if node.view_src is None]
+    place(device, [*step.used_inputs().values(), *nodes])
+    check_graph(step.graph)
+    arrays = step_arrays(shape, prompt, [0, 0], 64)
+    for name, tensor in step.used_inputs().items():
+        values = sampling_values([params] * 2, [number] * 2) if name == "sampling" else getattr(arrays, name)
+        write(tensor, values)
+    stream = device.create_stream()
+    stream.compute(device.compile(step.graph))
+    tokens, best, log_probs = np.empty(2, np.int32), np.empty(2, np.float32), np.empty(2, np.float32)
+    for tensor, out in zip(step.outputs, (tokens, best, log_probs), strict=True):
+        stream.get_tensor(tensor, out.data.cast("B"))
+    np.testing.assert_allclose(best, logits.max(axis=1), atol=CLOSE)
+    expected = [log_softmax(row)[token] for row, token in zip(logits, tokens, strict=True)]
+    np.testing.assert_allclose(log_probs, expected, atol=CLOSE)
+    assert all(np.count_nonzero(row > row[token]) < 20 for row, token in zip(logits, tokens, strict=True))
+
+
+def test_greedy_steps_have_no_sampling_input(tiny: Model) -> None:
+    weights, cache = unplaced(tiny), cache_spec(tiny.hparams, 64, 2)
+    step = build_step(tiny, weights, cache, StepShape(0, 2, 1, 32, 2), SamplingShape(2, greedy=True))
+    assert set(step.used_inputs()) == {"tokens", "positions", "kv_rows", "mask"}
+    assert [tensor.name for tensor in step.outputs] == ["sampled_tokens", "sampled_best"]
+    assert step.logits is not None
+    assert step.logits not in step.outputs
+
+
+def test_sampling_needs_as_many_rows_as_outputs(tiny: Model) -> None:
+    weights, cache = unplaced(tiny), cache_spec(tiny.hparams, 64, 2)
+    for n_outputs, n_rows in ((2, 1), (0, 0), (0, 2)):
+        with pytest.raises(GraphError, match=f"not the logits of {n_rows} rows"):
+            build_step(tiny, weights, cache, StepShape(0, 2, 1, 32, n_outputs), SamplingShape(n_rows, 8))
 
 
 @pytest.mark.parametrize(

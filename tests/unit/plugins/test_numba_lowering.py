@@ -118,7 +118,8 @@ def test_element_types_without_a_kernel_are_refused(make) -> None:
 def test_every_kernel_that_lowerings_name_exists() -> None:
     x, scores, mask = leaf("F32", 64, 4), leaf("F32", 64, 4), leaf("F16", 64, 4)
     nodes: Sequence[Tensor] = [
-        build.add(x, x), build.scale(x, 2.0), build.rms_norm(x, 1e-5), build.sum_rows(x), build.argmax(x),
+        build.add(x, x), build.scale(x, 2.0), build.rms_norm(x, 1e-5), build.sum_rows(x), build.cumsum(x),
+        build.argmax(x), build.clamp(x, 0.0, 1.0), build.log(x),
         build.argsort(x), build.top_k(x, 3), build.concat(x, x, 1), build.repeat(x, (64, 8, 1, 1)),
         build.soft_max(scores, mask), build.get_rows(x, leaf("I32", 2)), build.set_rows(x, x, leaf("I64", 4)),
         build.rope(leaf("F32", 64, 2, 4), leaf("I32", 4), n_dims=64, mode=RopeMode.NEOX),
@@ -127,7 +128,7 @@ def test_every_kernel_that_lowerings_name_exists() -> None:
     named = {code.partition(".")[0] for node in nodes for codes in kernels(node) for code in codes}
 
     assert named <= set(KERNELS)
-    assert {"angles", "rope", "attention", "soft_max", "to_float", "from_float"} <= named
+    assert {"angles", "rope", "attention", "soft_max", "to_float", "from_float", "top_k", "cumsum"} <= named
 
 
 def test_positions_that_several_nodes_share_get_one_table() -> None:

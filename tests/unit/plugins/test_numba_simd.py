@@ -46,11 +46,15 @@ def compiled(target: targets.Target) -> Callable[[Any, int], Function]:
 
 @pytest.fixture(scope="module")
 def functions(target: targets.Target, compiled: Callable[[Any, int], Function]) -> Function:
-    """Returns `functions(which, source, result, n)`: 0 exp, 1 tanh, 2 load_half, 3 store_half, 4 and 5 bf16."""
+    """Returns `functions(which, source, result, n)`.
+
+    0 exp, 1 tanh, 2 load_half, 3 store_half, 4 and 5 bf16, 6 precise_exp, 7 precise_log.
+    """
     layer = Layer(target)
     F32, lanes, exp, tanh = layer.F32, layer.lanes, layer.exp, layer.tanh
     load_half, store_half = layer.load_half, layer.store_half
     load_bf16, store_bf16 = layer.load_bf16, layer.store_bf16
+    precise_exp, precise_log = layer.precise_exp, layer.precise_log
 
     def all_functions(which, source, result, n):
         for i in range(0, n, lanes):
@@ -64,8 +68,12 @@ def functions(target: targets.Target, compiled: Callable[[Any, int], Function]) 
                 store_half(result + 2 * i, load(F32, source + 4 * i))
             elif which == 4:
                 store(result + 4 * i, load_bf16(source + 2 * i))
-            else:
+            elif which == 5:
                 store_bf16(result + 2 * i, load(F32, source + 4 * i))
+            elif which == 6:
+                store(result + 4 * i, precise_exp(load(F32, source + 4 * i)))
+            else:
+                store(result + 4 * i, precise_log(load(F32, source + 4 * i)))
 
     return compiled(all_functions, 4)
 
@@ -99,6 +107,15 @@ def test_exp_at_its_ends(functions: Function) -> None:
     np.testing.assert_array_equal(found[:6], np.array([1, 1, np.inf, np.nan, 0, np.inf], np.float32))
     assert found[6] == pytest.approx(np.exp(-100.0), rel=0.05)  # a subnormal number
     assert not np.any(found[7:])
+
+
+def test_precise_functions_give_the_nearest_float(functions: Function, any_float: np.ndarray) -> None:
+    small = np.random.default_rng(1).uniform(-110, 95, 1 << 16).astype(np.float32)
+    for which, function in ((6, np.exp), (7, np.log)):
+        for values in (any_float, small, np.abs(any_float), np.array([0, -0.0, np.inf, -np.inf] * 4, np.float32)):
+            with np.errstate(all="ignore"):
+                expected = function(values.astype(np.float64)).astype(np.float32)
+            np.testing.assert_array_equal(applied(functions, which, values, np.float32), expected)
 
 
 def test_tanh(functions: Function) -> None:

@@ -42,6 +42,29 @@ def test_rows(compute):
     assert np.allclose(compute(lambda x: build.rms_norm(x, 0.5), a), expected, rtol=1e-6)
 
 
+def test_running_sums_are_added_in_order(compute):
+    assert compute(build.cumsum, [[1.0, 2.0, 4.0], [-1.0, 0.5, 0.0]]).tolist() == [[1, 3, 7], [-1, -0.5, -0.5]]
+    values = _RANDOM.normal(size=300).astype("f4")
+    total, expected = np.float32(0), []
+    for value in values:
+        total += value
+        expected.append(total)
+    assert compute(build.cumsum, values).tolist() == expected
+
+
+def test_logarithm_and_its_ends(compute):
+    found = compute(build.log, [1.0, math.e, 0.0, -1.0, math.inf, 1e-40])
+    assert np.allclose(found[[0, 1, 5]], [0, 1, math.log(1e-40)], rtol=1e-5, atol=1e-7)
+    assert (found[2], math.isnan(found[3]), found[4]) == (-math.inf, True, math.inf)
+
+
+def test_clamp(compute):
+    values = [-5.0, -0.5, 0.25, 9.0, math.inf, -math.inf]
+    assert compute(lambda a: build.clamp(a, -0.5, 2.0), values).tolist() == [-0.5, -0.5, 0.25, 2, 2, -0.5]
+    assert compute(lambda a: build.clamp(a, 3.0, 3.0), values).tolist() == [3.0] * 6
+    assert np.isnan(compute(lambda a: build.clamp(a, 0.0, 1.0), [math.nan])[0])
+
+
 def test_long_sums_are_exact_to_float32(compute):
     values = np.full((1, 100_000), 0.1, "f4")
     assert compute(build.sum_rows, values)[0] == np.float32(np.float64(np.float32(0.1)) * 100_000)

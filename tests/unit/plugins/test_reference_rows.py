@@ -79,8 +79,16 @@ def test_argsort_both_ways(compute):
     assert compute(lambda a: build.argsort(a, descending=True), rows).tolist() == [[0, 2, 1], [2, 0, 1]]
 
 
-def test_top_k_is_a_set_of_the_largest(compute):
+def test_top_k_is_in_order_and_of_equals_the_lower_index_comes_first(compute):
     values = np.random.default_rng(5).permutation(50).astype("f4").reshape(2, 25)
     result = compute(lambda a: build.top_k(a, 4), values)
     for row, found in zip(values, result, strict=True):
-        assert sorted(row[found]) == sorted(row)[-4:]
+        assert row[found].tolist() == sorted(row, reverse=True)[:4]
+    assert compute(lambda a: build.top_k(a, 4), [1.0, 3.0, -0.0, 3.0, 0.0, 1.0]).tolist() == [1, 3, 0, 5]
+    assert compute(lambda a: build.top_k(a, 3), [-1.0, -0.0, 0.0, -1.0]).tolist() == [1, 2, 0]
+
+
+def test_a_nan_is_larger_than_any_number(compute):
+    row = [1.0, np.inf, np.nan, np.inf, -np.nan, -np.inf]
+    assert compute(lambda a: build.top_k(a, 6), row).tolist() == [2, 4, 1, 3, 0, 5]
+    assert compute(build.argmax, [row, [-np.inf] * 6, [0.0, -0.0] * 3]).tolist() == [2, 0, 0]

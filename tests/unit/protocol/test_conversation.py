@@ -118,6 +118,30 @@ def test_a_failure_is_the_answer_or_a_notice_of_the_stream():
     notice = client.receive(worker.fail(unasked, failure))
     assert isinstance(notice, NoticeEvent)
     assert (notice.stream, notice.code, notice.error.context.command) == (2, c.GRAPH_COMPUTE.code, "GRAPH_COMPUTE")
+    assert notice.request == unasked.sequence
+    assert client.receive(worker.notify(1, failure, c.GRAPH_COMPUTE.code)).request == 0
+
+
+def test_a_failure_of_an_older_worker_names_no_request():
+    client, _ = pair()
+    notice = client.receive(raw(Kind.NOTICE, c.GRAPH_COMPUTE.code, 1, 2, [71, "broke"]))
+    assert (notice.stream, notice.request, notice.error.message) == (2, 0, "broke")
+
+
+def test_a_command_with_payloads_both_ways_needs_both():
+    client, worker = pair(4)
+    body = r.Submit(b"d", [], [], [], False)
+    with pytest.raises(LocalProtocolError, match="a request of SUBMIT must carry a payload"):
+        client.request(c.SUBMIT, body)
+    event = worker.receive(client.request(c.SUBMIT, body, payload=b"in")[1])
+    assert bytes(event.payload) == b"in"
+    with pytest.raises(LocalProtocolError, match="a reply of SUBMIT must carry a payload"):
+        worker.reply(event.sequence, r.Result(True))
+    answer = client.receive(worker.reply(event.sequence, r.Result(True), b""))
+    assert bytes(answer.payload) == b""
+    assert isinstance(
+        worker.receive(raw(Kind.REQUEST, c.SUBMIT.code, 2, 0, [b"d", [], [], [], False])), BadRequestEvent
+    )
 
 
 def test_an_unknown_command_is_answered_and_the_connection_lives():

@@ -65,21 +65,27 @@ class Model:
         return execution.get_output(self.logits)
 
 
-def two_steps(checked: Checked, layer_devices: Sequence[int], **options: Any) -> list[Array]:
+def two_steps(
+    checked: Checked, layer_devices: Sequence[int], *, synchronous: bool = False, **options: Any
+) -> list[Array]:
     devices = checked(max(layer_devices) + 1, **options)
     model = Model(devices, layer_devices)
-    with Scheduler(devices) as scheduler:
+    with Scheduler(devices, synchronous=synchronous) as scheduler:
         execution = scheduler.prepare(model.graph, outputs=[model.logits])
         return [model.step(execution, [5, 9, 31], 0), model.step(execution, [1, 1, 30], 3)]
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("layer_devices", [(0, 0, 1, 1), (0, 1, 1, 2), (2, 0, 1, 0), (0, 1, 0, 1)])
-def test_results_do_not_depend_on_the_devices(checked: Checked, layer_devices: tuple[int, ...], isolated: bool) -> None:
+def test_results_do_not_depend_on_the_devices(
+    checked: Checked, layer_devices: tuple[int, ...], isolated: bool, synchronous: bool
+) -> None:
     expected = two_steps(checked, (0, 0, 0, 0))
     assert np.isfinite(expected).all()
     assert not np.array_equal(expected[0], expected[1])
-    np.testing.assert_array_equal(two_steps(checked, layer_devices, isolated=isolated), expected)
+    results = two_steps(checked, layer_devices, isolated=isolated, synchronous=synchronous)
+    np.testing.assert_array_equal(results, expected)
 
 
 def test_a_node_that_a_device_lacks_runs_elsewhere(checked: Checked) -> None:
@@ -229,14 +235,16 @@ def test_memory_that_is_not_there(checked: Checked) -> None:
         np.testing.assert_array_equal(model.step(execution, [1, 2, 3], 0), expected)
 
 
-def test_a_failed_run_can_be_repeated(checked: Checked) -> None:
-    devices = checked(2)
-    model = Model(devices, (0, 1))
-    with Scheduler(devices) as scheduler:
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_failed_run_can_be_repeated(checked: Checked, broken: int, synchronous: bool) -> None:
+    devices = checked(3)
+    model = Model(devices, (0, 1, 2))
+    with Scheduler(devices, synchronous=synchronous) as scheduler:
         execution = scheduler.prepare(model.graph, outputs=[model.logits])
         expected = model.step(execution, [1, 2, 3], 0)
-        devices[1].fail = ComputeError("broken").located(op="ADD")  # type: ignore[assignment]
-        with pytest.raises(ComputeError, match=r"broken \(device d1, op ADD\)"):
+        devices[broken].fail = ComputeError("broken").located(op="ADD")  # type: ignore[assignment]
+        with pytest.raises(ComputeError, match=rf"broken \(device d{broken}, op ADD\)"):
             execution.run()
         with pytest.raises(GraphError, match="last thing that ran"):
             execution.get_output(model.logits)

@@ -221,12 +221,10 @@ def test_measures():
 
 def test_measures_of_indices():
     source, oracle = np.array([[3.0, 1.0, 3.0, 2.0]]), np.array([[0, 2, 3, 1]])
-    for ours, order, members in (
-        ([2, 0, 3, 1], 0, 0), ([3, 0, 2, 1], 1, 0), ([0, 0, 3, 1], 1, 1), ([0, 2, 3, 4], np.inf, np.inf),
-        ([0, 2, 3, -1], np.inf, np.inf),
+    for ours, order in (
+        ([2, 0, 3, 1], 0), ([3, 0, 2, 1], 1), ([0, 0, 3, 1], 1), ([0, 2, 3, 4], np.inf), ([0, 2, 3, -1], np.inf),
     ):  # fmt: skip
         assert difference("order", I32, np.array([ours]), oracle, source) == order
-        assert difference("members", I32, np.array([ours]), oracle, source) == members
 
 
 def test_bytes_of_a_window():

@@ -2,77 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rpc_backend import errors
-from rpc_backend.graph import Graph, build, element_type, encode_graph, encode_tensor, graph_digest, op_table_digest
-from rpc_backend.protocol import ClientConversation, ErrorEvent, NoticeEvent, ReplyEvent
+from rpc_backend.graph import Graph, build, element_type, encode_graph, graph_digest
+from rpc_backend.protocol import ErrorEvent
 from rpc_backend.protocol import commands as c
 from rpc_backend.protocol import records as r
 from rpc_backend.testing.devices import FailingDevice, NullDevice
 from rpc_backend.testing.inline_worker import InlineWorker
+from rpc_backend.testing.raw_client import RawClient as Peer
+from rpc_backend.testing.raw_client import hello, reply_of
+from rpc_backend.testing.raw_client import leaf_record as leaf
 from rpc_backend.worker import WorkerConfig
 
 F32 = element_type("F32")
 ROW = [16]
 NBYTES = 64
-
-
-class Peer:
-    """A client that says what it is told to."""
-
-    def __init__(self, worker: InlineWorker, *, greet: bool = True) -> None:
-        self.conversation = ClientConversation()
-        self.events: list[Any] = []
-        self.lost: list[Exception] = []
-        self.channel = worker.network.connect(on_message=self._take, on_lost=self.lost.append)
-        if greet:
-            self.hello = self.ask(c.HELLO, hello())
-            self.conversation.agree(1)
-
-    def _take(self, frames: list[memoryview]) -> None:
-        self.events.append(self.conversation.receive(frames))
-
-    def say(self, command, body, *, stream=0, payload=None) -> None:
-        _, frames = self.conversation.request(command, body, stream=stream, payload=payload)
-        self.channel.send(frames)
-
-    def answer(self, command, body, *, stream=0, payload=None) -> ReplyEvent | ErrorEvent:
-        n_before = len(self.answers())
-        self.say(command, body, stream=stream, payload=payload)
-        assert len(self.answers()) == n_before + 1, f"{command.name} was not answered once"
-        return self.answers()[-1]
-
-    def ask(self, command, body, *, stream=0, payload=None) -> Any:
-        event = self.answer(command, body, stream=stream, payload=payload)
-        if isinstance(event, ErrorEvent):
-            raise event.error
-        return event.body
-
-    def answers(self) -> list[ReplyEvent | ErrorEvent]:
-        return [event for event in self.events if not isinstance(event, NoticeEvent)]
-
-    def notices(self) -> list[NoticeEvent]:
-        return [event for event in self.events if isinstance(event, NoticeEvent)]
-
-    def alloc(self, nbytes: int, device: int = 0) -> int:
-        return self.ask(c.ALLOC_BUFFER, r.AllocBuffer(device, nbytes, "any"), stream=device).handle
-
-    def read(self, handle: int, nbytes: int = NBYTES, stream: int = 0) -> bytes:
-        event = self.answer(c.GET_TENSOR, r.TensorRange(leaf(handle, nbytes), 0, nbytes), stream=stream)
-        if isinstance(event, ErrorEvent):
-            raise event.error
-        return bytes(event.payload)
-
-
-def hello(major: int = 1, minor: int = 1, digest: str | None = None) -> r.Hello:
-    return r.Hello(major, minor, op_table_digest() if digest is None else digest, "test", [], 1000)
-
-
-def leaf(handle: int, nbytes: int = NBYTES, offset: int = 0) -> r.Record:
-    return encode_tensor(build.leaf(F32, [nbytes // 4]), {}, lambda _: (handle, offset), computed=False)
 
 
 def doubling(handle: int, name: str = "") -> r.Record:
@@ -115,7 +61,7 @@ def test_sessions_have_ids_and_epochs_of_their_own(worker, peer):
 @pytest.mark.parametrize("request_", [hello(major=2), hello(digest="other"), hello(minor=0)])
 def test_a_greeting_without_common_ground_is_refused(worker, request_):
     peer = Peer(worker, greet=False)
-    with pytest.raises(errors.NegotiationError, match=r"the client speaks version .*, the worker 1\.1"):
+    with pytest.raises(errors.NegotiationError, match=r"the client speaks version .*, the worker 1\.4"):
         peer.ask(c.HELLO, request_)
 
 
@@ -365,6 +311,51 @@ def test_a_read_above_the_payload_limit_is_refused(devices):
     handle = peer.alloc(256)
     with pytest.raises(errors.LimitError, match="read it in parts"):
         peer.ask(c.GET_TENSOR, r.TensorRange(leaf(handle, 256), 0, 256))
+
+
+def read_many(peer: Peer, *ranges: list) -> bytes:
+    return bytes(reply_of(peer.answer(c.GET_TENSORS, r.TensorRanges(list(ranges)))).payload)
+
+
+def test_many_reads_come_in_one_answer_end_to_end(peer):
+    first, second = peer.alloc(NBYTES), peer.alloc(NBYTES)
+    peer.say(c.SET_TENSOR, r.TensorRange(leaf(first), 0, NBYTES), payload=bytes(range(NBYTES)))
+    peer.say(c.BUFFER_CLEAR, r.BufferClear(second, 7))
+    ranges = [[leaf(second), 0, 2], [leaf(first), 3, 4], [leaf(first), 5, 0], [leaf(second), 8, 1]]
+    assert read_many(peer, *ranges) == bytes([7, 7, 3, 4, 5, 6, 7])
+    assert read_many(peer) == b""
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (lambda record: [record, 0, NBYTES + 1], "outside"),
+        (lambda record: [record, -1, 1], "outside"),
+        (lambda record: [record, 0], "list of tensor, offset"),
+        (lambda record: [record, 0, True], "list of tensor, offset"),
+        (lambda record: ["tensor", 0, 1], "list of tensor, offset"),
+        (lambda record: [leaf(999), 0, 1], "never allocated"),
+    ],
+)
+def test_one_bad_read_among_many_is_refused(peer, entry, text):
+    record = leaf(peer.alloc(NBYTES))
+    with pytest.raises((errors.GraphError, errors.HandleError), match=text):
+        read_many(peer, [record, 0, 4], entry(record))
+
+
+def test_many_reads_above_the_payload_limit_are_refused(devices):
+    peer = Peer(InlineWorker(devices, WorkerConfig((), max_payload_nbytes=128)))
+    record = leaf(peer.alloc(NBYTES))
+    assert len(read_many(peer, *[[record, 0, NBYTES]] * 2)) == 128
+    with pytest.raises(errors.LimitError, match="129 bytes are above the 128"):
+        read_many(peer, *[[record, 0, NBYTES]] * 2, [record, 0, 1])
+
+
+def test_many_reads_need_the_minor_that_has_them(worker):
+    peer = Peer(worker, minor=1)
+    peer.conversation.agree(2)
+    with pytest.raises(errors.SessionError, match="GET_TENSORS needs protocol minor 2"):
+        read_many(peer)
 
 
 def test_a_payload_of_another_size_than_announced(peer):

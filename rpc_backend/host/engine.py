@@ -1,0 +1,237 @@
+"""Many generations over one context: admitted, advanced and finished independently.
+
+Belongs here: who runs next. Must not be here: graphs and devices (`context`), or the state of one generation
+(`generation`).
+
+The sequences are divided into `pipeline_groups` runs of neighbours. Each group has one decode step under way at most,
+so that with as many groups as stages every stage works all the time. A new generation prefills its sequence in chunks
+beside the decode steps of others, and then joins its group's next step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rpc_backend.errors import ConfigError, RpcBackendError
+from rpc_backend.host.context import Context, PendingStep, chunked
+from rpc_backend.host.device_sampling import DeviceSampling, sampling_of
+from rpc_backend.host.generation import Job, StreamPiece
+
+_CHUNKS_UNDER_WAY = 4
+
+Advance = list[tuple[Job, StreamPiece]]
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Neighbouring sequences that decode in one step, and who lives in them."""
+
+    first: int
+    n_seqs: int
+    live: dict[int, Job] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+
+    def free_sequence(self) -> int | None:
+        sequences = range(self.first, self.first + self.n_seqs)
+        return next((sequence for sequence in sequences if sequence not in self.taken), None)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.taken) < self.n_seqs
+
+    def span(self) -> range:
+        """The sequences of a decode step: few different counts, so that few graphs serve all."""
+        n_rows = max(self.live) + 1 - self.first
+        return range(self.first, self.first + min(self.n_seqs, 1 << (n_rows - 1).bit_length()))
+
+    def retire(self) -> None:
+        """Free the sequences of generations that have ended."""
+        for sequence in [sequence for sequence, job in self.live.items() if job.stop_reason is not None]:
+            del self.live[sequence]
+            self.taken.discard(sequence)
+
+
+@dataclass(slots=True, eq=False)
+class _Prefill:
+    """A prompt on its way into its sequence."""
+
+    job: Job
+    sequence: int
+    group: _Group
+    chunks: deque[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Under:
+    """A step under way. Row i of its results is that of sequence `first` + i; `members` are those that count."""
+
+    step: PendingStep
+    group: _Group
+    members: dict[int, Job]
+    first: int
+    is_prefill: bool
+    is_sampled: bool
+
+
+class Engine:
+    """Advances all generations it was given. Not for several threads at once.
+
+    With `device_sampling` tokens are drawn on the device that has the logits wherever the sampler allows it. With
+    `prefill_first` no decode step starts while a prompt is on its way: less work in all, but those who already
+    decode wait.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        pipeline_groups: int = 1,
+        *,
+        device_sampling: bool = False,
+        prefill_first: bool = False,
+    ) -> None:
+        """Divide the context's sequences into groups as equal as can be.
+
+        Raises:
+            ConfigError: no group, or fewer sequences than groups.
+        """
+        if not 1 <= pipeline_groups <= context.n_seq:
+            raise ConfigError(
+                f"{pipeline_groups} pipeline groups need at least as many sequences; this context has {context.n_seq}"
+            )
+        bounds = [index * context.n_seq // pipeline_groups for index in range(pipeline_groups + 1)]
+        self._groups = [_Group(first, end - first) for first, end in pairwise(bounds)]
+        self._context = context
+        self._device_sampling = device_sampling
+        self._prefill_first = prefill_first
+        self._waiting: deque[Job] = deque()
+        self._prefills: deque[_Prefill] = deque()
+        self._under: deque[_Under] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every generation has ended and nothing is under way."""
+        return not (self._waiting or self._prefills or self._under or any(group.live for group in self._groups))
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a prompt is on its way, or will be at the next `advance`."""
+        return self._is_filling or bool(self._waiting and any(group.has_room for group in self._groups))
+
+    @property
+    def _is_filling(self) -> bool:
+        return bool(self._prefills) or any(under.is_prefill for under in self._under)
+
+    def add(self, job: Job) -> None:
+        """Take a generation in; it starts as soon as a sequence is free.
+
+        Raises:
+            ContextFullError: its prompt fits no sequence.
+        """
+        self._context.need_capacity(len(job.prompt))
+        if job.max_tokens == 0:
+            job.stop_reason = "length"
+        else:
+            self._waiting.append(job)
+
+    def cancel(self, job: Job) -> None:
+        """End a generation early; its sequence is free once no step needs it."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if job.stop_reason is None:
+            job.stop_reason = "cancelled"
+
+    def run(self) -> None:
+        """Advance until every generation has ended. Raises as `advance`."""
+        while not self.is_idle:
+            self.advance()
+
+    def advance(self) -> Advance:
+        """Start what can start, wait for the oldest step under way, and return the pieces it gave.
+
+        Raises:
+            RpcBackendError: a step failed. All generations are then dropped, and the engine is idle.
+        """
+        try:
+            self._admit()
+            self._start_prefills()
+            for group in self._groups:
+                self._start_decode(group)
+            return self._finish(self._under.popleft()) if self._under else []
+        except BaseException:
+            self._drop_all()
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting:
+            group = min(self._groups, key=lambda each: len(each.taken) / each.n_seqs)
+            group.retire()
+            sequence = group.free_sequence()
+            if sequence is None:
+                return
+            job = self._waiting.popleft()
+            self._context.clear(sequence)
+            group.taken.add(sequence)
+            self._prefills.append(_Prefill(job, sequence, group, deque(chunked(job.prompt, self._context.ubatch))))
+
+    def _start_prefills(self) -> None:
+        while self._prefills and sum(under.is_prefill for under in self._under) < _CHUNKS_UNDER_WAY:
+            prefill = self._prefills[0]
+            job, sequence = prefill.job, prefill.sequence
+            job.started_s = job.started_s or time.perf_counter()
+            chunk = prefill.chunks.popleft()
+            is_last = not prefill.chunks
+            sampling = self._sampling([job]) if is_last else None
+            step = self._context.start_append(sequence, chunk, int(is_last), sampling)
+            members = {sequence: job} if is_last else {}
+            self._under.append(_Under(step, prefill.group, members, sequence, True, sampling is not None))
+            if is_last:
+                self._prefills.popleft()
+
+    def _start_decode(self, group: _Group) -> None:
+        group.retire()
+        is_busy = any(under.group is group and not under.is_prefill for under in self._under)
+        if is_busy or not group.live or (self._prefill_first and self._is_filling):
+            return
+        tokens = {sequence: job.tokens[-1] for sequence, job in group.live.items()}
+        span = group.span()
+        sampling = self._sampling([group.live.get(sequence) for sequence in span])
+        step = self._context.start_decode(tokens, sampling, span)
+        self._under.append(_Under(step, group, dict(group.live), span.start, False, sampling is not None))
+
+    def _sampling(self, jobs: Sequence[Job | None]) -> DeviceSampling | None:
+        if not self._device_sampling:
+            return None
+        return sampling_of([None if job is None else job.sampler for job in jobs], self._context.n_vocab)
+
+    def _finish(self, under: _Under) -> Advance:
+        under.step.wait()
+        pieces: Advance = []
+        if not under.members:
+            return pieces
+        rows = under.step.tokens() if under.is_sampled else under.step.logits()
+        for sequence, job in under.members.items():
+            if job.stop_reason is None:
+                row = rows[sequence - under.first]
+                pieces.append((job, job.take(int(row)) if under.is_sampled else job.accept(row)))
+            if under.is_prefill:
+                under.group.live[sequence] = job
+            if job.stop_reason is None and job.is_at_end(self._context.room(sequence)):
+                pieces.append((job, job.finish("length")))
+        return pieces
+
+    def _drop_all(self) -> None:
+        """After a failure: let what is under way end, and forget every generation."""
+        for under in self._under:
+            with suppress(RpcBackendError):
+                under.step.wait()
+        self._under.clear()
+        self._prefills.clear()
+        self._waiting.clear()
+        for group in self._groups:
+            group.live.clear()
+            group.taken.clear()

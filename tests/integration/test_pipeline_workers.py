@@ -1,0 +1,64 @@
+"""Many workers, many runs, long runs: nothing hangs, differs or grows."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import psutil
+import pytest
+
+from rpc_backend.host import LLM, SamplerParams
+from rpc_backend.host.local_workers import LocalWorkers
+from rpc_backend.testing.gguf_writer import write_tiny_model
+
+GREEDY = SamplerParams(temperature=0.0)
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layer=8, type="Q8_0")
+
+
+def test_eight_workers_give_equal_tokens_in_twenty_runs(model):
+    prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
+    with LLM(model, workers="none", device="reference", n_ctx=64, n_seq=4) as llm:
+        expected = [llm.generate(prompt, max_tokens=4, params=GREEDY).tokens for prompt in prompts]
+    runs = []
+    with LLM(model, workers="local:8", device="reference", n_ctx=64, n_seq=4, pipeline_groups=4) as llm:
+        for _ in range(20):
+            runs.append([result.tokens for result in llm.generate_batch(prompts, max_tokens=32, params=GREEDY)])
+    assert all(run == runs[0] for run in runs)
+    assert [tokens[: len(first)] for tokens, first in zip(runs[0], expected, strict=True)] == expected
+
+
+def test_two_contexts_on_one_worker_do_not_see_each_other(model):
+    tokens = np.arange(1, 41)
+    with LocalWorkers.start(1, backend="reference", threads=1) as local:
+        workers = [str(local.endpoints[0])]
+        with LLM(model, workers=workers, n_ctx=64) as alone:
+            expected = [alone.logits(row.tolist()) for row in (tokens, tokens[::-1])]
+        with LLM(model, workers=workers, n_ctx=64) as first, LLM(model, workers=workers, n_ctx=64) as second:
+            rows = [[first.context.prefill(0, [1])], [second.context.prefill(0, [40])]]
+            for a, b in zip(tokens[1:].tolist(), tokens[::-1][1:].tolist(), strict=True):
+                rows[0].append(first.context.decode({0: a})[0])
+                rows[1].append(second.context.decode({0: b})[0])
+    for got, want in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(np.array(got), want, atol=1e-3)
+
+
+def test_two_thousand_steps_do_not_grow_either_side(model):
+    with LLM(model, workers="local:2", n_ctx=32, n_seq=4, pipeline_groups=2, backend_sampling=True, threads=1) as llm:
+        assert llm.devices.local_workers is not None
+        processes = [psutil.Process()] + [psutil.Process(worker.pid) for worker in llm.devices.local_workers.workers]
+
+        def steps(count):
+            for _ in range(count // 20):
+                llm.generate_batch([[1], [2], [3], [4]], max_tokens=21, params=GREEDY)
+            gc.collect()
+            return [process.memory_info().rss for process in processes]
+
+        before = steps(400)
+        after = steps(2000)
+    assert all(end - start < 6 * MIB for start, end in zip(before, after, strict=True)), (before, after)

@@ -1,0 +1,183 @@
+"""Tasks encoded once: where their tensors lie, and what a run of them must bring."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpc_backend.errors import GraphError, LimitError
+from rpc_backend.graph import Graph, build, element_type
+from rpc_backend.interfaces import Onward, TaskRun
+from rpc_backend.settings import Settings
+from rpc_backend.testing.devices import NullDevice
+from rpc_backend.testing.inline_worker import InlineWorker
+from rpc_backend.worker import WorkerConfig
+
+F32 = element_type("F32")
+TICKET = bytes(16)
+
+
+class Parts:
+    """`y = x + x` on a device, 64 bytes each."""
+
+    def __init__(self, device) -> None:
+        self.device = device
+        self.x = build.leaf(F32, [16])
+        self.y = build.add(self.x, self.x)
+        self.x.buffer = self.y.buffer = device.alloc_buffer(128)
+        self.y.offset = 64
+
+    @property
+    def graph(self) -> Graph:
+        return Graph.of(self.y)
+
+
+@pytest.fixture
+def parts(connection) -> Parts:
+    return Parts(connection.devices()[0])
+
+
+def test_a_task_has_the_records_of_all_its_tensors(connection, parts):
+    other = connection.devices()[1]
+    task = parts.device.prepare_task(
+        parts.graph, writes=[parts.x], reads=[parts.y], receives=[parts.x], onward=[Onward(parts.y, other)]
+    )
+    graph, writes, reads, receives, onward = task.content.record
+    assert graph == task.plan.content.record
+    assert writes == receives == list(task.write_records)
+    assert reads == list(task.read_records)
+    assert [record[8:10] for record in (writes[0], reads[0])] == [
+        [parts.x.buffer.handle, 0],
+        [parts.x.buffer.handle, 64],
+    ]
+    assert onward == [[reads[0], "", 1]]
+    assert (task.write_nbytes, task.read_nbytes) == ((64,), (64,))
+
+
+def test_equal_tasks_have_equal_digests(parts):
+    one, same = (parts.device.prepare_task(parts.graph, writes=[parts.x], reads=[parts.y]) for _ in range(2))
+    assert one.content.digest == same.content.digest
+    assert one.content.digest != parts.device.prepare_task(parts.graph, writes=[parts.x]).content.digest
+
+
+@pytest.mark.parametrize("role", ["graph", "writes", "reads", "receives", "onward"])
+def test_a_task_never_carries_another_workers_handle(role):
+    """Three workers whose tensors look alike: same shapes, same handles."""
+    workers = [InlineWorker([NullDevice("same")]) for _ in range(3)]
+    devices = [worker.connect().devices()[0] for worker in workers]
+    mine, theirs, target = (Parts(device) for device in devices)
+    assert mine.x.buffer.handle == theirs.x.buffer.handle == target.x.buffer.handle
+    mixed = build.add(mine.x, theirs.x)
+    mixed.buffer, mixed.offset = mine.x.buffer, 64
+    options = {
+        "writes": [theirs.x],
+        "reads": [theirs.y],
+        "receives": [theirs.x],
+        "onward": [Onward(theirs.y, target.device)],
+    }
+    chosen = {role: options[role]} if role != "graph" else {}
+    graph = Graph.of(mixed) if role == "graph" else mine.graph
+    sent = [len(worker.network.sent.to_worker) for worker in workers]
+    with pytest.raises(GraphError, match="copy it to same@inline"):
+        mine.device.prepare_task(graph, **chosen)
+    n_asked = [len(worker.network.sent.to_worker) - before for worker, before in zip(workers, sent, strict=True)]
+    assert n_asked[1:] == [0, 0]
+    assert n_asked[0] <= 1  # whether it supports the operations
+
+
+def test_results_go_straight_to_whom_both_sides_and_the_switches_allow(worker, connection):
+    def device(**settings):
+        return worker.connect(Settings(**settings)).devices()[0]
+
+    here = device()
+    assert here.can_send_to(here)
+    assert here.can_send_to(connection.devices()[1])
+    assert not here.can_send_to(NullDevice())
+    for other in (device(proto_minor=3), device(p2p=False), device(no_async_copy=True)):
+        assert not here.can_send_to(other)
+        assert not other.can_send_to(here)
+        assert not other.can_send_to(other)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "abilities", "can"),
+    [
+        ("tcp://127.0.0.1:1", "tcp://[::1]:2", [], True),
+        ("tcp://127.0.0.1:1", "ipc:///tmp/worker", [], True),
+        ("tcp://127.0.0.1:1", "tcp://10.0.0.2:2", [], False),
+        ("tcp://10.0.0.1:1", "tcp://127.0.0.1:2", [], False),  # another machine's loopback
+        ("tcp://10.0.0.1:1", "tcp://10.0.0.2:2", [], False),
+        ("tcp://10.0.0.1:1", "tcp://10.0.0.2:2", ["peer:tcp://10.0.0.2:2"], True),
+        ("tcp://10.0.0.1:1", "tcp://10.0.0.2:2", ["peer:tcp://10.0.0.2:22"], False),
+    ],
+)
+def test_other_machines_are_reached_only_by_workers_that_may(worker, source, target, abilities, can):
+    devices = []
+    for name in (source, target):
+        connection = worker.connect()
+        connection.dispatcher.name = name
+        connection.hello.abilities.extend(abilities)
+        devices += connection.devices()[:1]
+    assert devices[0].can_send_to(devices[1]) is can
+    if can:
+        parts = Parts(devices[0])
+        task = devices[0].prepare_task(parts.graph, onward=[Onward(parts.y, devices[1])])
+        assert task.content.record[4][0][1:] == [target, 0]
+
+
+def test_sending_to_whom_it_cannot_is_refused(worker, parts):
+    stranger = worker.connect(Settings(p2p=False)).devices()[0]
+    with pytest.raises(GraphError, match="cannot send results to zero@inline"):
+        parts.device.prepare_task(parts.graph, onward=[Onward(parts.y, stranger)])
+
+
+def test_an_older_worker_receives_nothing_directly(worker):
+    old = Parts(worker.connect(Settings(proto_minor=2)).devices()[0])
+    with pytest.raises(GraphError, match="directly"):
+        old.device.prepare_task(old.graph, receives=[old.x])
+    assert old.device.prepare_task(old.graph, writes=[old.x]).content is None
+
+
+def test_what_does_not_fit_in_a_message_goes_as_single_commands_or_not_at_all():
+    worker = InlineWorker([NullDevice()], WorkerConfig((), max_payload_nbytes=100))
+    parts = Parts(worker.connect().devices()[0])
+    both = [parts.x, parts.y]
+    assert parts.device.prepare_task(parts.graph, writes=[parts.x], reads=[parts.y]).content is not None
+    assert parts.device.prepare_task(parts.graph, writes=both).content is None
+    assert parts.device.prepare_task(parts.graph, reads=both).content is None
+    with pytest.raises(LimitError, match="split the batch"):
+        parts.device.prepare_task(parts.graph, writes=both, receives=[parts.x])
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (TaskRun(receive_tickets=(TICKET,)), "takes values of"),
+        (TaskRun((memoryview(bytes(63)),), (TICKET,)), "takes values of"),
+        (TaskRun((memoryview(bytes(64)),) * 2, (TICKET,)), "takes values of"),
+        (TaskRun((memoryview(bytes(64)),)), "0 tickets"),
+        (TaskRun((memoryview(bytes(64)),), (TICKET,), (TICKET,)), "1 tickets"),
+        (TaskRun((memoryview(bytes(64)),), (bytes(15),)), "16 bytes"),
+    ],
+)
+def test_a_run_that_does_not_fit_its_task_is_refused_at_once(connection, parts, run, says):
+    task = parts.device.prepare_task(parts.graph, writes=[parts.x], receives=[parts.x])
+    stream = parts.device.create_stream()
+    with pytest.raises(GraphError, match=says):
+        stream.submit(task, run)
+    assert "SUBMIT" not in connection.counters.snapshot()
+
+
+def test_another_devices_task_is_refused(connection, parts):
+    task = parts.device.prepare_task(parts.graph)
+    with pytest.raises(GraphError, match="not prepared by one@inline"):
+        connection.devices()[1].create_stream().submit(task, TaskRun())
+
+
+def test_tickets_are_dropped_without_waiting_and_without_a_worker_too(worker, connection, parts):
+    parts.device.drop_tickets([TICKET], "gone")
+    assert connection.counters.snapshot()["DROP_TICKETS"].calls == 1
+    old = worker.connect(Settings(proto_minor=3))
+    old.devices()[0].drop_tickets([TICKET], "gone")
+    assert "DROP_TICKETS" not in old.counters.snapshot()
+    worker.network.cut(connection.dispatcher._channel)
+    parts.device.drop_tickets([TICKET], "gone")
