@@ -158,11 +158,13 @@ class CommandQueue:
             with self._held():
                 self._prove()
                 first = self._flight.first_answerable
-                last_answer = first.answers[-1] if first is not None else None
+                # Taken while the lock is held: the thread that brings the answer may finish the work at any time.
+                awaited = None if first is None else (first, first.answers[-1], first.attempt)
             self._advance()
-            if first is not None and last_answer is not None:
-                self.dispatcher.wait_answered(last_answer)
-                self._on_answer(first, first.attempt)
+            if awaited is not None:
+                work, pending, attempt = awaited
+                self.dispatcher.wait_answered(pending)
+                self._on_answer(work, attempt)
 
     # What the dispatcher tells
 
@@ -273,7 +275,7 @@ class CommandQueue:
 
     def _on_answer(self, work: Work, attempt: int) -> None:
         with self._held():
-            if work.attempt == attempt and work.answers:  # else it is finished already
+            if work.attempt == attempt:  # else it is finished already
                 self._take_answers(work)
         self._advance()
 

@@ -198,11 +198,41 @@ def test_counts_are_printed_by_switch(stack, capfd):
 
 
 def test_threads_of_a_connection_end_with_it(stack):
-    names = {thread.name for thread in threading.enumerate()}
-    _, connection = start(stack)
-    assert any(thread.name.startswith("watch ") for thread in threading.enumerate())
+    worker, connection = start(stack)
+
+    def running() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if worker.endpoint in thread.name]
+
+    assert f"watch {worker.endpoint}" in running()
     connection.close()
     deadline_s = time.monotonic() + 2
-    while left := {thread.name for thread in threading.enumerate()} - names:
+    while left := running():
         assert time.monotonic() < deadline_s, left
         time.sleep(0.02)
+
+
+def test_uploads_of_several_threads_beside_runs_keep_to_their_windows(stack):
+    """Every upload waits for room while the thread that brings answers finishes the same work."""
+    worker = stack.enter_context(WorkerProcess("reference", max_queued_nbytes=64_000))
+    device = stack.enter_context(connect(worker.endpoint, Settings())).devices()[0]
+    stages = [Doubler(device, 1024) for _ in range(3)]
+    failed: list[BaseException] = []
+
+    def work(stage: Doubler) -> None:
+        try:
+            buffer = device.alloc_buffer(4096)
+            for n in range(150):
+                buffer.write(0, memoryview(bytes([n]) * 4096))
+                future = stage.submit(n) if n % 5 == 0 else None
+                buffer.write(0, memoryview(bytes([n]) * 4096))
+                assert future is None or value_of(future) == 2 * n
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(stage,)) for stage in stages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert failed == []

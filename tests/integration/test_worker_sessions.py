@@ -277,7 +277,7 @@ def test_a_client_that_never_waits_is_stopped():
     ):
         context = Doubling(greedy.devices()[0])
         context.stream.compute(context.plan)
-        record = context.plan._record[0][0]
+        record = context.plan.content.record[0][0]
         pending = [greedy.dispatcher.submit(GET_TENSOR, TensorRange(record, 0, 4)) for _ in range(4000)]
         with pytest.raises(SessionError, match="bytes waiting"):
             greedy.dispatcher.wait(pending[-1])
