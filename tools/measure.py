@@ -38,8 +38,8 @@ def lines() -> Iterator[str]:
     """Yield the page line by line."""
     yield "# Measurements"
     yield ""
-    yield "Made by `python tools/measure.py --write`; a run takes about ten minutes. Speeds are medians of several runs on"
-    yield f"a shared machine: {measure_models.machine()}."
+    yield "Made by `python tools/measure.py --write`; a run takes about ten minutes. Speeds are medians of several runs"
+    yield f"on a shared machine: {measure_models.machine()}."
     yield ""
     yield from measure_models.lines()
     yield ""

@@ -26,8 +26,8 @@ ARMS = {
 
 def lines() -> Iterator[str]:
     """Yield the tables line by line."""
-    yield f"The tables below are of {N_PROMPT} prompt tokens and {N_STEPS} decode steps on workers of one thread each. A"
-    yield "step is one token of every sequence; counts are of the decode steps only."
+    yield f"The tables below are of {N_PROMPT} prompt tokens and {N_STEPS} decode steps on workers of one thread each."
+    yield "A step is one token of every sequence; counts are of the decode steps only."
     yield ""
     yield from section("Commands and bytes per decode step, two workers", _traffic())
     yield "`host` sampling brings the logits back (4 bytes for each of 49152 tokens and sequence), `backend` sampling"

@@ -18,9 +18,9 @@ from rpc_backend_numba.formats import (
 )
 from rpc_backend_numba.lowering.types import DECODABLE, F32, FLOATS
 
-TILE_COLUMNS_QUANTIZED = 4
+TILE_COLUMNS_QUANTIZED = {16: 2, 8: 4}
 TILE_COLUMNS_FLOAT = 8
-"""From so many columns on, unpacking panels of weights pays."""
+"""From so many columns on (of quantised weights: by the lanes of a vector), unpacking panels of weights pays."""
 _WIDEST_TILE = 12
 
 
@@ -35,7 +35,7 @@ def mul_mat(builder: PlanBuilder, node: Tensor) -> None:
     form = FORMATS.get(a.type.name)
     n_groups = a.ne[0] // GROUP if form else a.ne[0]
     columns = b.ne[1]
-    if columns < (TILE_COLUMNS_QUANTIZED if form else TILE_COLUMNS_FLOAT):
+    if columns < (TILE_COLUMNS_QUANTIZED[builder.lanes] if form else TILE_COLUMNS_FLOAT):
         _by_rows(builder, node, n_groups, quantized=form is not None)
     else:
         _by_tiles(builder, node, n_groups)

@@ -19,10 +19,10 @@ from rpc_backend_numba.simd.shuffles import extract
 from rpc_backend_numba.simd.vectors import vector
 
 
-def make_half(native: bool, lanes: int) -> tuple[Any, Any, Any, Any]:
-    """Return `load_half(address)`, `store_half(address, v)`, `half_value(bits)`, `half_bits(value)`.
+def make_half(native: bool, lanes: int) -> tuple[Any, Any, Any, Any, Any]:
+    """Return `load_half(address)`, `store_half(address, v)`, `half_values(v)`, `half_value(bits)`, `half_bits(value)`.
 
-    The last two convert one number, its bits being a uint16.
+    The last three convert a vector of bits, the bits of one number, and one number; bits are uint16.
     """
     widen, narrow = _native(lanes) if native else _by_bits(lanes)
     widen_one, narrow_one = _native(1) if native else _by_bits(1)
@@ -44,7 +44,7 @@ def make_half(native: bool, lanes: int) -> tuple[Any, Any, Any, Any]:
     def half_bits(value):
         return extract(narrow_one(splat(F32_ONE, value)), 0)
 
-    return load_half, store_half, half_value, half_bits
+    return load_half, store_half, widen, half_value, half_bits
 
 
 def _native(lanes: int) -> tuple[Any, Any]:

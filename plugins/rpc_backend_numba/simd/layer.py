@@ -34,7 +34,8 @@ class Layer:
         self.exp = make_exp(self.lanes)
         self.precise_exp, self.precise_log = precise.make_exp(self.lanes), precise.make_log(self.lanes)
         self.tanh = make_tanh(self.exp, self.lanes)
-        self.load_half, self.store_half, self.half_value, self.half_bits = make_half(target.half_convert, self.lanes)
+        halves = make_half(target.half_convert, self.lanes)
+        self.load_half, self.store_half, self.half_values, self.half_value, self.half_bits = halves
         self.load_bf16, self.store_bf16, self.bf16_bits = make_bf16(self.lanes)
 
     def of_width(self, lanes: int) -> Layer:

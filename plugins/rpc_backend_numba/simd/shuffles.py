@@ -169,20 +169,24 @@ def lookup_intrinsic(table: tuple[int, ...], native: bool) -> Any:
             return None
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            byte = ir.IntType(8)
-            bytes16 = ir.VectorType(byte, 16)
-            if native:
-                name = _BYTE_SHUFFLES[places.lanes]
-                kind = ir.FunctionType(places.llvm, [places.llvm, places.llvm])
-                shuffle = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
-                return builder.call(shuffle, [ir.Constant(places.llvm, list(table) * (places.lanes // 16)), args[0]])
-            result = ir.Constant(args[0].type, None)
-            for lane in range(places.lanes):
-                at = builder.extract_element(args[0], ir.Constant(_I32, lane))
-                value = builder.extract_element(ir.Constant(bytes16, list(table)), builder.zext(at, _I32))
-                result = builder.insert_element(result, value, ir.Constant(_I32, lane))
-            return result
+            return emit_lookup(builder, table, native, args[0])
 
         return places(places), emit
 
     return lookup
+
+
+def emit_lookup(builder: Any, table: tuple[int, ...], native: bool, places: Any) -> Any:
+    """Emit the lookup of 32 or 64 bytes in a table of 16."""
+    lanes = places.type.count
+    if native:
+        kind = ir.FunctionType(places.type, [places.type, places.type])
+        shuffle = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{_BYTE_SHUFFLES[lanes]}")
+        return builder.call(shuffle, [ir.Constant(places.type, list(table) * (lanes // 16)), places])
+    bytes16 = ir.Constant(ir.VectorType(ir.IntType(8), 16), list(table))
+    result = ir.Constant(places.type, None)
+    for lane in range(lanes):
+        at = builder.extract_element(places, ir.Constant(_I32, lane))
+        value = builder.extract_element(bytes16, builder.zext(at, _I32))
+        result = builder.insert_element(result, value, ir.Constant(_I32, lane))
+    return result

@@ -141,6 +141,45 @@ class _QuantizedStep:
         return broadcast(builder, emit_load(builder, address, _F32), self.lanes)
 
 
+def panel_store(lanes: int, zero_point: int, scale_span: int, has_minimum: bool, native: bool) -> Any:
+    """Return `store(target, words, d0, d1, m0, m1)`: put a group of 32 weights of each row into a panel.
+
+    `words` are the eight words of bytes before `zero_point` is taken off; scales and minimums belong to the first and
+    last 16.
+    """
+    spans = GROUP // scale_span
+    quads, width = 8 // spans, 4 * lanes
+    span_nbytes = panel_group_nbytes(scale_span, has_minimum, lanes) // spans
+    bytes_, ints = ir.VectorType(_I8, 4 * lanes), ir.VectorType(_I32, lanes)
+
+    def emit_span(builder: Any, target: Any, words: list[Any], numbers: list[Any]) -> None:
+        total = ir.Constant(ints, None)
+        zero, one = (ir.Constant(bytes_, [value] * bytes_.count) for value in (zero_point, 1))
+        for quad, word in enumerate(words):
+            weights = builder.bitcast(word, bytes_)
+            total = emit_dot4(builder, native, total, weights, one)
+            emit_store(builder, _offset(builder, target, width * quad), builder.sub(weights, zero))
+        all_zeros = ir.Constant(ints, [scale_span * zero_point] * lanes)
+        start = builder.mul(builder.sub(all_zeros, total), ir.Constant(ints, [128] * lanes))
+        for place, number in enumerate([start, *numbers], quads):
+            emit_store(builder, _offset(builder, target, width * place), number)
+
+    @intrinsic
+    def store(typing_context: Any, target: Any, words: Any, d0: Any, d1: Any, m0: Any, m1: Any) -> Any:
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            every = cgutils.unpack_tuple(builder, args[1])
+            scales, minimums = args[2:4], args[4:6]
+            for span in range(spans):
+                numbers = [scales[span], minimums[span]] if has_minimum else [scales[span]]
+                base = _offset(builder, args[0], span * span_nbytes)
+                emit_span(builder, base, every[span * quads : (span + 1) * quads], numbers)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, words, d0, d1, m0, m1), emit
+
+    return store
+
+
 def tile_step_float(kind: VectorType, n_columns: int, column_nbytes: int = 0) -> Any:
     """Return `step(tile, panel, inputs, unit_stride)`: add the products of one element.
 

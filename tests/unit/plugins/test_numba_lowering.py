@@ -26,34 +26,34 @@ def leaf(kind: str, *ne: int) -> Tensor:
     return tensor
 
 
-def lowered(node: Tensor) -> PlanBuilder:
+def lowered(node: Tensor, lanes: int = 16) -> PlanBuilder:
     """The plan of one node whose tensors all lie at offset 0 but for the result."""
     node.buffer, node.offset = BUFFER, 1 << 23
-    builder = PlanBuilder(16)
+    builder = PlanBuilder(lanes)
     assert node.op is not None
     assert LOWERINGS[node.op.name].supports(node)
     LOWERINGS[node.op.name].emit(builder, node)
     return builder
 
 
-def kernels(node: Tensor) -> list[list[str]]:
-    return [row.codes for row in lowered(node).rows]
+def kernels(node: Tensor, lanes: int = 16) -> list[list[str]]:
+    return [row.codes for row in lowered(node, lanes).rows]
 
 
 def test_every_operation_that_computes_has_a_lowering() -> None:
     assert set(LOWERINGS) == {name for name, op in OPS.items() if op.moves_data}
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        (1, [["inputs_row.F32"], ["product_rows", "rows.Q4_0"]]),
-        (3, [["inputs_row.F32"], ["product_rows", "rows.Q4_0"]]),
-        (4, [["inputs_tile.F32"], ["product_tiles", "panel.Q4_0", "tile.32"]]),
-    ],
-)
-def test_few_columns_go_by_rows_many_by_tiles(columns: int, expected: list[list[str]]) -> None:
-    assert kernels(build.mul_mat(leaf("Q4_0", 64, 8), leaf("F32", 64, columns))) == expected
+@pytest.mark.parametrize(("lanes", "columns"), [(16, 1), (8, 1), (8, 3)])
+def test_few_columns_go_by_rows(lanes: int, columns: int) -> None:
+    product = build.mul_mat(leaf("Q4_0", 64, 8), leaf("F32", 64, columns))
+    assert kernels(product, lanes) == [["inputs_row.F32"], ["product_rows", "rows.Q4_0"]]
+
+
+@pytest.mark.parametrize(("lanes", "columns"), [(16, 2), (8, 4)])
+def test_more_columns_go_by_tiles(lanes: int, columns: int) -> None:
+    product = build.mul_mat(leaf("Q4_0", 64, 8), leaf("F32", 64, columns))
+    assert kernels(product, lanes) == [["inputs_tile.F32"], ["product_tiles", "panel.Q4_0", "tile.32"]]
 
 
 def test_packed_floats_are_read_in_place() -> None:
