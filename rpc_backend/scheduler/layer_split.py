@@ -18,6 +18,8 @@ from rpc_backend.errors import ErrorContext, OutOfMemoryError, SplitError
 from rpc_backend.scheduler.split_request import SplitKind, SplitRequest
 from rpc_backend.text import exact_nbytes, human_nbytes, render_table
 
+_OUTPUT_SHARE = 3
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
@@ -120,8 +122,8 @@ def plan_layers(model: ModelSizes, devices: Sequence[DeviceMemory], request: Spl
     """Split a model's layers over devices, in order, and check that each device can hold its share.
 
     The input goes with the first layer, the output with the last one. Ratios count the output as one more
-    unit. The automatic split gives each device bytes in proportion to its free memory, as closely as whole
-    layers and the caps allow.
+    unit. The automatic split gives each device bytes in proportion to its free memory, the output counted at a third,
+    as closely as whole layers and the caps allow.
 
     Raises:
         SplitError: the request does not fit the model or the devices.
@@ -181,7 +183,10 @@ def _automatic(model: ModelSizes, devices: Sequence[DeviceMemory]) -> list[int]:
 
 
 def _proportional(model: ModelSizes, devices: Sequence[DeviceMemory], *, capped: bool) -> list[int] | None:
-    """Minimise the sum of needed² / free over all ways to cut, which is least where needed ~ free.
+    """Minimise the sum of load² / free over all ways to cut, which is least where load ~ free.
+
+    The load is the bytes needed, but the output counts for a third: stages work at the same time, and the output works
+    on every token of a decode step but only on the last of a prompt.
 
     Whole numbers throughout, so that equal inputs give equal plans; of equal splits, the one that fills the
     earlier devices. None: no cut respects the caps.
@@ -204,11 +209,12 @@ def _extend(
         if end > layer:
             needed += model.layer_weight_nbytes[end - 1] + model.layer_kv_nbytes[end - 1]
         last = end == model.n_layers
-        held = 0 if end == layer else needed + (model.output_nbytes if last else 0)
+        output = model.output_nbytes if last else 0
         tail = rest[end]
-        if tail is None or (capped and held > device.free_nbytes):
+        if tail is None or (capped and end > layer and needed + output > device.free_nbytes):
             continue
-        cost = tail[0] + (held * held << 32) // max(device.free_nbytes, 1)
+        load = 0 if end == layer else needed + output // _OUTPUT_SHARE
+        cost = tail[0] + (load * load << 32) // max(device.free_nbytes, 1)
         if found is None or cost <= found[0]:
             found = (cost, [end - layer, *tail[1]])
     return found
