@@ -102,6 +102,14 @@ class PendingStep:
         check_best(float(self._run.output(sampling.best).min()))
         return self._run.output(sampling.tokens).reshape(-1)[: self._n_rows]
 
+    def log_probs(self) -> FloatArray | None:
+        """Wait, and return float32 [n_rows]: log-probabilities of the tokens that the device drew, if asked for."""
+        self.wait()
+        sampling = self._step.sampling
+        if sampling is None or sampling.log_probs is None:
+            return None
+        return self._run.output(sampling.log_probs).reshape(-1)[: self._n_rows]
+
 
 class Context:
     """The state of `n_seq` sequences of up to `n_ctx` tokens each.

@@ -21,15 +21,16 @@ class DeviceSampling:
     values: FloatArray | None
 
 
-def sampling_of(samplers: Sequence[Sampler | None], n_vocab: int) -> DeviceSampling | None:
+def sampling_of(samplers: Sequence[Sampler | None], n_vocab: int, *, log_probs: bool = False) -> DeviceSampling | None:
     """Return what a step needs to draw one token for each sampler (None = an idle row), and count the draws.
 
-    None means that one of them must draw on the host, and then all do; no draw is counted.
+    With `log_probs` the step gives the log-probabilities of the tokens too. None means that one of them must draw on
+    the host, and then all do; no draw is counted.
     """
     params = [sampler.params if sampler is not None else None for sampler in samplers]
     used = [one for one in params if one is not None]
     if not all(can_sample_on_backend(one, n_vocab) for one in used):
         return None
-    shape = SamplingShape.covering(used, len(samplers), n_vocab)
+    shape = SamplingShape.covering(used, len(samplers), n_vocab, log_probs=log_probs)
     numbers = [0.0 if sampler is None else float(sampler.next_uniform()) for sampler in samplers]
     return DeviceSampling(shape, None if shape.greedy else sampling_values(params, numbers))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -206,18 +206,19 @@ class Engine:
     def _sampling(self, jobs: Sequence[Job | None]) -> DeviceSampling | None:
         if not self._device_sampling:
             return None
-        return sampling_of([None if job is None else job.sampler for job in jobs], self._context.n_vocab)
+        samplers = [None if job is None else job.sampler for job in jobs]
+        log_probs = any(job is not None and job.wants_log_probs for job in jobs)
+        return sampling_of(samplers, self._context.n_vocab, log_probs=log_probs)
 
     def _finish(self, under: _Under) -> Advance:
         under.step.wait()
         pieces: Advance = []
         if not under.members:
             return pieces
-        rows = under.step.tokens() if under.is_sampled else under.step.logits()
+        draw = _taken(under.step) if under.is_sampled else _accepted(under.step)
         for sequence, job in under.members.items():
             if job.stop_reason is None:
-                row = rows[sequence - under.first]
-                pieces.append((job, job.take(int(row)) if under.is_sampled else job.accept(row)))
+                pieces.append((job, draw(job, sequence - under.first)))
             if under.is_prefill:
                 under.group.live[sequence] = job
             if job.stop_reason is None and job.is_at_end(self._context.room(sequence)):
@@ -235,3 +236,15 @@ class Engine:
         for group in self._groups:
             group.live.clear()
             group.taken.clear()
+
+
+def _accepted(step: PendingStep) -> Callable[[Job, int], StreamPiece]:
+    """Return what gives a job its row of a step's logits."""
+    logits = step.logits()
+    return lambda job, row: job.accept(logits[row])
+
+
+def _taken(step: PendingStep) -> Callable[[Job, int], StreamPiece]:
+    """Return what gives a job the token that the device drew for its row."""
+    tokens, log_probs = step.tokens(), step.log_probs()
+    return lambda job, row: job.take(int(tokens[row]), None if log_probs is None else float(log_probs[row]))

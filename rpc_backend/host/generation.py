@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rpc_backend.errors import ConfigError
-from rpc_backend.host.sampling import FloatArray, Sampler, SamplerParams
+from rpc_backend.host.sampling import FloatArray, Sampler, SamplerParams, log_probabilities
 from rpc_backend.host.tokenizer import StreamDecoder, Tokenizer
 
 StopReason = Literal["end", "stop", "length", "cancelled"]
@@ -38,12 +38,16 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished generation; `tokens` are those generated, without the end token."""
+    """A finished generation; `tokens` are those generated, without the end token.
+
+    `log_probs` has each token's log-probability among the whole vocabulary at temperature 1, if asked for.
+    """
 
     text: str
     tokens: list[int]
     stop_reason: StopReason
     timings: Timings
+    log_probs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,9 @@ class Job:
     decoder: StreamDecoder
     end_ids: frozenset[int]
     stop: _StopText
+    wants_log_probs: bool = False
     history: list[int] = field(init=False)
+    log_probs: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     stop_reason: StopReason | None = None
@@ -112,8 +118,11 @@ class Job:
         stop: Sequence[str],
         *,
         ignore_end: bool = False,
+        log_probs: bool = False,
     ) -> Job:
         """Check what was asked and make its job; with `ignore_end` no end token ends it.
+
+        With `log_probs` it keeps the log-probability of each token.
 
         Raises:
             ConfigError: an empty prompt, a token outside the vocabulary, a negative count.
@@ -127,27 +136,30 @@ class Job:
             raise ConfigError(f"prompt token {bad} is not in the vocabulary of {tokenizer.n_vocab}")
         decoder = StreamDecoder(tokenizer)
         end_ids = frozenset() if ignore_end else tokenizer.end_ids
-        return cls(list(prompt), max_tokens, Sampler(params), decoder, end_ids, _StopText(stop))
+        return cls(list(prompt), max_tokens, Sampler(params), decoder, end_ids, _StopText(stop), log_probs)
 
     def accept(self, logits: FloatArray) -> StreamPiece:
         """Draw the next token and return the text it makes certain; sets `stop_reason` at the end."""
-        return self._add(self.sampler.sample(logits, self.history))
+        token = self.sampler.sample(logits, self.history)
+        return self._add(token, float(log_probabilities(logits)[token]) if self.wants_log_probs else None)
 
-    def take(self, token: int) -> StreamPiece:
+    def take(self, token: int, log_prob: float | None = None) -> StreamPiece:
         """As `accept`, with a token that the device drew."""
-        return self._add(token)
+        return self._add(token, log_prob)
 
     def is_at_end(self, room: int) -> bool:
         """Whether a sequence with `room` cells left, or the token limit, ends it."""
         return len(self.tokens) >= self.max_tokens or room == 0
 
-    def _add(self, token: int) -> StreamPiece:
+    def _add(self, token: int, log_prob: float | None) -> StreamPiece:
         self.last_token_s = time.perf_counter()
         self.first_token_s = self.first_token_s or self.last_token_s
         if token in self.end_ids:
             return self.finish("end")
         self.tokens.append(token)
         self.history.append(token)
+        if self.wants_log_probs and log_prob is not None:
+            self.log_probs.append(log_prob)
         text = self.stop.feed(self.decoder.feed(token))
         self.pieces.append(text)
         if self.stop.found:
@@ -165,4 +177,4 @@ class Job:
         """Return the whole of what came so far."""
         prompt_s, decode_s = self.first_token_s - self.started_s, self.last_token_s - self.first_token_s
         timings = Timings(len(self.prompt), prompt_s, max(0, len(self.tokens) - 1), decode_s)
-        return Generation("".join(self.pieces), self.tokens, self.stop_reason or "length", timings)
+        return Generation("".join(self.pieces), self.tokens, self.stop_reason or "length", timings, self.log_probs)

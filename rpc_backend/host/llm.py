@@ -191,9 +191,10 @@ class LLM:
         max_tokens: int = 128,
         params: SamplerParams | None = None,
         stop: Sequence[str] = (),
+        log_probs: bool = False,
     ) -> Generation:
         """Generate from one prompt. Raises ContextFullError if the prompt does not fit."""
-        return self.generate_batch([prompt], max_tokens=max_tokens, params=params, stop=stop)[0]
+        return self.generate_batch([prompt], max_tokens=max_tokens, params=params, stop=stop, log_probs=log_probs)[0]
 
     def generate_batch(
         self,
@@ -202,12 +203,14 @@ class LLM:
         max_tokens: int = 128,
         params: SamplerParams | None = None,
         stop: Sequence[str] = (),
+        log_probs: bool = False,
     ) -> list[Generation]:
         """Generate from up to `n_seq` prompts, all in each decode step. Raises as `generate`."""
         self._need_open()
         if len(prompts) > self.n_seq:
             raise ConfigError(f"{len(prompts)} prompts need as many sequences; this model was loaded with {self.n_seq}")
-        jobs = [self.job(prompt, max_tokens=max_tokens, params=params, stop=stop) for prompt in prompts]
+        options: dict[str, Any] = {"max_tokens": max_tokens, "params": params, "stop": stop, "log_probs": log_probs}
+        jobs = [self.job(prompt, **options) for prompt in prompts]
         for job in jobs:
             self._engine.add(job)
         self._engine.run()
@@ -220,10 +223,11 @@ class LLM:
         max_tokens: int = 128,
         params: SamplerParams | None = None,
         stop: Sequence[str] = (),
+        log_probs: bool = False,
     ) -> GenerationStream:
         """Generate from one prompt, piece by piece; raises as `generate`, while it is read."""
         self._need_open()
-        job = self.job(prompt, max_tokens=max_tokens, params=params, stop=stop)
+        job = self.job(prompt, max_tokens=max_tokens, params=params, stop=stop, log_probs=log_probs)
         return GenerationStream(self._engine, job)
 
     def job(
@@ -234,10 +238,19 @@ class LLM:
         params: SamplerParams | None = None,
         stop: Sequence[str] = (),
         ignore_end: bool = False,
+        log_probs: bool = False,
     ) -> Job:
         """Return a generation that an engine can be given. Raises ConfigError for what cannot be."""
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-        return Job.of(self.tokenizer, tokens, max_tokens, params or SamplerParams(), stop, ignore_end=ignore_end)
+        return Job.of(
+            self.tokenizer,
+            tokens,
+            max_tokens,
+            params or SamplerParams(),
+            stop,
+            ignore_end=ignore_end,
+            log_probs=log_probs,
+        )
 
     def close(self) -> None:
         """Free everything and end the workers this object started. A second call does nothing."""

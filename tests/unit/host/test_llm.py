@@ -17,6 +17,7 @@ from rpc_backend.errors import (
 )
 from rpc_backend.host import LLM, ModelRequest, SamplerParams, WorkersRequest, plan_model
 from rpc_backend.host.model_source import find_model
+from rpc_backend.host.sampling import log_probabilities
 from rpc_backend.testing.gguf_writer import write_tiny_model
 
 HERE = {"workers": "none", "device": "reference"}
@@ -60,6 +61,17 @@ def test_a_stream_and_a_whole_generation_agree(llm):
     text = "".join(piece.text for piece in stream)
     assert (text, stream.result.tokens) == (whole.text, whole.tokens)
     assert len(llm.generate_batch([[5, 6, 7], [8]], max_tokens=3, params=greedy)) == 2
+
+
+@pytest.mark.parametrize("backend_sampling", [False, True])
+def test_log_probabilities_are_those_of_the_chosen_tokens(model, backend_sampling):
+    params = SamplerParams(temperature=0.7, seed=3)
+    with LLM(model, **HERE, n_ctx=64, backend_sampling=backend_sampling) as llm:
+        result = llm.generate([5, 6, 7], max_tokens=6, params=params, log_probs=True)
+        rows = log_probabilities(llm.logits([5, 6, 7, *result.tokens]))[2:]
+        assert llm.generate([5], max_tokens=2, params=params).log_probs == []
+    expected = [row[token] for row, token in zip(rows, result.tokens, strict=False)]
+    assert result.log_probs == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [10**6]])
