@@ -74,10 +74,13 @@ class DeviceShare:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """The plan: a device index per layer, for the input and for the output; one share per device."""
+    """The plan: a device index per layer, for the input and for the output; one share per device.
+
+    `input_device` is None where the token embedding lies on no device of the split.
+    """
 
     layer_devices: tuple[int, ...]
-    input_device: int
+    input_device: int | None
     output_device: int
     shares: tuple[DeviceShare, ...]
     notes: tuple[str, ...]
@@ -136,7 +139,8 @@ def plan_layers(model: ModelSizes, devices: Sequence[DeviceMemory], request: Spl
     _check_fit(shares)
     used = [index for index, count in enumerate(counts) if count]
     layer_devices = tuple(index for index, count in enumerate(counts) for _ in range(count))
-    return LayerSplit(layer_devices, used[0], used[-1], shares, _notes(model, devices, shares))
+    input_device = used[0] if model.input_nbytes else None
+    return LayerSplit(layer_devices, input_device, used[-1], shares, _notes(model, devices, shares))
 
 
 def _counts(model: ModelSizes, devices: Sequence[DeviceMemory], request: SplitRequest) -> list[int]:
