@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from rpc_backend_numba.formats import UNIT_COLUMNS
-
 TILE_ROWS = 12
-"""Query rows that share one pass over keys and values."""
+"""Query rows that are multiplied at a time."""
+ITEM_ROWS = 4 * TILE_ROWS
+"""Query rows that can share the decoding of keys and values."""
 BLOCK = 64
 """Positions of keys and values that are handled at a time."""
 
 
 class Region(IntEnum):
-    """Regions, in the order of their offsets in the kernel's parameters; all hold float32.
+    """Regions, in the order of their offsets in the kernel's parameters; all hold float32, but MASKS int64.
 
     QUERIES [units of four rows][head][4]; KEYS [lanes][head]; PANEL [head][lanes]; VALUES [block][value head];
-    SCORES and BIAS [row][block]; RESULT [row][value head]; SEEN [block]; LARGEST, SUM, FACTOR [row].
+    SCORES [row][block]; RESULT [row][value head]; SEEN [block]: the largest bias of a position; EDGE [lanes];
+    LARGEST, SUM, FACTOR, SLOPES [row]; MASKS [row]: the address of its row of the mask.
     """
 
     QUERIES = 0
@@ -27,12 +28,14 @@ class Region(IntEnum):
     PANEL = 2
     VALUES = 3
     SCORES = 4
-    BIAS = 5
-    RESULT = 6
-    SEEN = 7
+    RESULT = 5
+    SEEN = 6
+    EDGE = 7
     LARGEST = 8
     SUM = 9
     FACTOR = 10
+    SLOPES = 11
+    MASKS = 12
 
 
 def padded(n: int, lanes: int) -> int:
@@ -44,17 +47,19 @@ def region_offsets(key_head: int, value_head: int, lanes: int) -> tuple[list[int
     """Return the offset in bytes of each region, and the bytes of all."""
     key, value = padded(key_head, lanes), padded(value_head, lanes)
     sizes = {
-        Region.QUERIES: TILE_ROWS // UNIT_COLUMNS * key * UNIT_COLUMNS,
+        Region.QUERIES: ITEM_ROWS * key,
         Region.KEYS: lanes * key,
         Region.PANEL: key * lanes,
         Region.VALUES: BLOCK * value,
-        Region.SCORES: TILE_ROWS * BLOCK,
-        Region.BIAS: TILE_ROWS * BLOCK,
-        Region.RESULT: TILE_ROWS * value,
+        Region.SCORES: ITEM_ROWS * BLOCK,
+        Region.RESULT: ITEM_ROWS * value,
         Region.SEEN: BLOCK,
-        Region.LARGEST: TILE_ROWS,
-        Region.SUM: TILE_ROWS,
-        Region.FACTOR: TILE_ROWS,
+        Region.EDGE: lanes,
+        Region.LARGEST: ITEM_ROWS,
+        Region.SUM: ITEM_ROWS,
+        Region.FACTOR: ITEM_ROWS,
+        Region.SLOPES: ITEM_ROWS,
+        Region.MASKS: 2 * ITEM_ROWS,
     }
     offsets, end = [], 0
     for region in Region:

@@ -125,7 +125,7 @@ def plan_layers(model: ModelSizes, devices: Sequence[DeviceMemory], request: Spl
     """Split a model's layers over devices, in order, and check that each device can hold its share.
 
     The input goes with the first layer, the output with the last one. Ratios count the output as one more
-    unit. The automatic split gives each device bytes in proportion to its free memory, the output counted at a third,
+    unit. The automatic split gives each device weights in proportion to its free memory, the output counted at a third,
     as closely as whole layers and the caps allow.
 
     Raises:
@@ -189,8 +189,8 @@ def _automatic(model: ModelSizes, devices: Sequence[DeviceMemory]) -> list[int]:
 def _proportional(model: ModelSizes, devices: Sequence[DeviceMemory], *, capped: bool) -> list[int] | None:
     """Minimise the sum of load² / free over all ways to cut, which is least where load ~ free.
 
-    The load is the bytes needed, but the output counts for a third: stages work at the same time, and the output works
-    on every token of a decode step but only on the last of a prompt.
+    The load is the bytes of weights, which decide how long a stage works; the output's count for a third, as it works
+    on every token of a decode step but only on the last of a prompt. Cache and scratch only have to fit.
 
     Whole numbers throughout, so that equal inputs give equal plans; of equal splits, the one that fills the
     earlier devices. None: no cut respects the caps.
@@ -208,16 +208,18 @@ def _extend(
 ) -> tuple[int, list[int]] | None:
     """Try every count of layers on one device, the later ones being placed as `rest` says."""
     found: tuple[int, list[int]] | None = None
-    needed = device.scratch_nbytes + (model.input_nbytes if layer == 0 else 0)
+    weights = model.input_nbytes if layer == 0 else 0
+    others = device.scratch_nbytes
     for end in range(layer, model.n_layers + 1):
         if end > layer:
-            needed += model.layer_weight_nbytes[end - 1] + model.layer_kv_nbytes[end - 1]
+            weights += model.layer_weight_nbytes[end - 1]
+            others += model.layer_kv_nbytes[end - 1]
         last = end == model.n_layers
         output = model.output_nbytes if last else 0
         tail = rest[end]
-        if tail is None or (capped and end > layer and needed + output > device.free_nbytes):
+        if tail is None or (capped and end > layer and weights + others + output > device.free_nbytes):
             continue
-        load = 0 if end == layer else needed + output // _OUTPUT_SHARE
+        load = 0 if end == layer else weights + output // _OUTPUT_SHARE
         cost = tail[0] + (load * load << 32) // max(device.free_nbytes, 1)
         if found is None or cost <= found[0]:
             found = (cost, [end - layer, *tail[1]])

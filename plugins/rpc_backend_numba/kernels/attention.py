@@ -3,9 +3,12 @@
 Belongs here: the passes over blocks of positions and the online softmax. Must not be here: decoding of rows
 (`row_codecs`) or register tiles (`simd.tiles`).
 
-A work item is one key head of one stream with up to 12 query rows: the tokens and heads that share it. Blocks of
-positions that the mask hides from all rows are skipped, so the cost grows with the positions in use. What a hidden
-position's keys and values hold never matters.
+A work item is one key head of one stream with up to 48 query rows: the tokens and heads that share it. They are handled
+in tiles of up to 12, but keys and values are decoded once for all. Blocks of positions that the mask hides from all rows
+are skipped, so the cost grows with the positions in use. What a hidden position's keys and values hold never matters.
+
+A row's result does not depend on the rows beside it: scores are summed along the head, weighted values along the
+positions, both in order, and the largest score so far changes only at multiples of the block.
 
 Source: the online softmax of https://arxiv.org/abs/1805.02867.
 """
@@ -18,7 +21,7 @@ from typing import Any
 from numba import types
 
 from rpc_backend_numba.atomics import code_call
-from rpc_backend_numba.attention_scratch import BLOCK, TILE_ROWS, Region
+from rpc_backend_numba.attention_scratch import BLOCK, ITEM_ROWS, TILE_ROWS, Region
 from rpc_backend_numba.element_codes import F16 as F16_CODE
 from rpc_backend_numba.formats import UNIT_COLUMNS
 from rpc_backend_numba.kernels.access import (
@@ -60,47 +63,56 @@ SCRATCH, SCRATCH_STRIDE, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, REGIONS
 
 _call_codec = code_call(3)
 
-_F32 = types.float32
+_F32, _I64 = types.float32, types.int64
 _QUERIES, _KEYS, _PANEL, _VALUES = Region.QUERIES.value, Region.KEYS.value, Region.PANEL.value, Region.VALUES.value
-_SCORES, _BIAS, _RESULT, _SEEN = Region.SCORES.value, Region.BIAS.value, Region.RESULT.value, Region.SEEN.value
+_SCORES, _RESULT, _SEEN, _EDGE = Region.SCORES.value, Region.RESULT.value, Region.SEEN.value, Region.EDGE.value
 _LARGEST, _SUM, _FACTOR = Region.LARGEST.value, Region.SUM.value, Region.FACTOR.value
+_MASKS, _SLOPES = Region.MASKS.value, Region.SLOPES.value
 _ROW_NBYTES = 4 * BLOCK
 _HIDDEN = _F32(-math.inf)
+_ITEMS_PER_THREAD = 4
+"""How many work items a thread should get before they are made larger."""
 
 
 def make_attention(layer: Layer, element_types: str) -> Any:
     """Return the kernel for keys and values that are both `F16` or both `F32`, or for `any` by its row codecs."""
+    mask_vector = _make_mask_vector(layer)
+    see_block = _make_see_block(layer, mask_vector)
     load_queries, store_result = _make_ends(layer)
-    fill_bias = _make_fill_bias(layer)
     fill_values = _make_fill_values(layer, _make_row_decoder(layer, element_types, VALUE_CODEC))
     score_block = _make_score_block(layer, _make_row_decoder(layer, element_types, KEY_CODEC))
-    soften = _make_soften(layer)
+    soften = _make_soften(layer, mask_vector)
     gather_block = _make_gather_block(layer)
 
     @helper
     def item(args, base, n_rows, first_row, kv_head, stream):
         load_queries(args, base, n_rows, first_row, kv_head, stream)
-        n_kv = extent(args, 2, 1)
-        for start in range(0, n_kv, BLOCK):
-            if fill_bias(args, base, n_rows, first_row, kv_head, stream, start):
-                count = min(BLOCK, n_kv - start)
-                score_block(args, base, n_rows, kv_head, stream, start, count)
+        kv_stream = stream // (extent(args, 1, 3) // extent(args, 2, 3))
+        keys, values = row_address(args, 2, 0, kv_head, kv_stream), row_address(args, 3, 0, kv_head, kv_stream)
+        for start in range(0, extent(args, 2, 1), BLOCK):
+            count = see_block(args, base, n_rows, start)
+            if count > 0:
+                score_block(args, base, n_rows, keys + start * stride(args, 2, 1), count)
+                fill_values(args, base, values + start * stride(args, 3, 1), count)
                 for row in range(n_rows):
-                    soften(args, base, row)
-                fill_values(args, base, kv_head, stream, start, count)
-                gather_block(args, base, n_rows, count)
+                    soften(args, base, row, start, count)
+                for tile in range(0, n_rows, TILE_ROWS):
+                    gather_block(args, base, tile, n_rows - tile, count)
         store_result(args, base, n_rows, first_row, kv_head, stream)
 
     def attention(args, ith, nth):
         kv_heads = extent(args, 2, 2)
         all_rows = extent(args, 1, 1) * (extent(args, 1, 2) // kv_heads)
-        chunks = (all_rows + TILE_ROWS - 1) // TILE_ROWS
+        heads = kv_heads * extent(args, 1, 3)
+        tiles = (all_rows + TILE_ROWS - 1) // TILE_ROWS
+        item_rows = TILE_ROWS * max(1, min(ITEM_ROWS // TILE_ROWS, tiles * heads // (nth * _ITEMS_PER_THREAD)))
+        chunks = (all_rows + item_rows - 1) // item_rows
         base = param(args, SCRATCH) + ith * param(args, SCRATCH_STRIDE)
-        first, last = share(chunks * kv_heads * extent(args, 1, 3), ith, nth)
+        first, last = share(chunks * heads, ith, nth)
         for work in range(first, last):
-            first_row = work % chunks * TILE_ROWS
+            first_row = work % chunks * item_rows
             head = work // chunks
-            item(args, base, min(TILE_ROWS, all_rows - first_row), first_row, head % kv_heads, head // kv_heads)
+            item(args, base, min(item_rows, all_rows - first_row), first_row, head % kv_heads, head // kv_heads)
 
     return attention
 
@@ -108,19 +120,6 @@ def make_attention(layer: Layer, element_types: str) -> Any:
 @helper
 def _region(args, base, region):
     return base + param(args, REGIONS + region)
-
-
-@helper
-def _token_and_head(args, row, kv_head):
-    """The token and the query head of a row of an item."""
-    group = extent(args, 1, 2) // extent(args, 2, 2)
-    return row // group, kv_head * group + row % group
-
-
-@helper
-def _kv_row(args, tensor, position, kv_head, stream):
-    repeat = extent(args, 1, 3) // extent(args, 2, 3)
-    return row_address(args, tensor, position, kv_head, stream // repeat)
 
 
 def _make_row_decoder(layer: Layer, element_types: str, codec: int) -> Any:
@@ -142,112 +141,136 @@ def _make_row_decoder(layer: Layer, element_types: str, codec: int) -> Any:
 
 
 def _make_ends(layer: Layer) -> tuple[Any, Any]:
-    """Return what begins an item (queries in, sums at zero) and what ends it (the result out)."""
+    """Return what begins an item (queries and masks in, sums at zero) and what ends it (the result out)."""
     F32, lanes = layer.F32, layer.lanes
 
     @helper
+    def start_row(args, base, row, token, head, stream):
+        mask, slope = address(args, 4), _F32(1.0)
+        if mask != 0:
+            mask = row_address(args, 4, token, head % extent(args, 4, 2), stream % extent(args, 4, 3))
+            slope = load_at(_F32, param(args, SLOPES), head)
+        store_at(_I64, _region(args, base, _MASKS), row, mask)
+        store_at(_F32, _region(args, base, _SLOPES), row, slope)
+        store_at(_F32, _region(args, base, _LARGEST), row, _HIDDEN)
+        store_at(_F32, _region(args, base, _SUM), row, 0.0)
+        store_at(_F32, _region(args, base, _FACTOR), row, 1.0)
+
+    @helper
     def load_queries(args, base, n_rows, first_row, kv_head, stream):
-        n, step = extent(args, 1, 0), stride(args, 1, 0)
+        n, step, group = extent(args, 1, 0), stride(args, 1, 0), extent(args, 1, 2) // extent(args, 2, 2)
         softcap, factor = param_float(args, SOFTCAP), param_float(args, SCALE)
         if softcap != 0:
             factor /= softcap
         width = (extent(args, 3, 0) + lanes - 1) // lanes * lanes
-        for row in range(TILE_ROWS):
-            unit = _region(args, base, _QUERIES) + row // UNIT_COLUMNS * UNIT_COLUMNS * 4 * n
-            place = unit + 4 * (row % UNIT_COLUMNS)
-            token, head = _token_and_head(args, first_row + (row if row < n_rows else 0), kv_head)
+        queries, result = _region(args, base, _QUERIES), _region(args, base, _RESULT)
+        for row in range((n_rows + UNIT_COLUMNS - 1) // UNIT_COLUMNS * UNIT_COLUMNS):
+            place = queries + row // UNIT_COLUMNS * UNIT_COLUMNS * 4 * n + 4 * (row % UNIT_COLUMNS)
+            of_all = first_row + (row if row < n_rows else 0)
+            token, head = of_all // group, kv_head * group + of_all % group
             source = row_address(args, 1, token, head, stream)
             for i in range(n):
                 store(place + 4 * UNIT_COLUMNS * i, _F32(load(_F32, source + i * step) * factor))
-            store_at(_F32, _region(args, base, _LARGEST), row, _HIDDEN)
-            store_at(_F32, _region(args, base, _SUM), row, 0.0)
-            store_at(_F32, _region(args, base, _FACTOR), row, 1.0)
-            for i in range(width):
-                store_at(_F32, _region(args, base, _RESULT), row * width + i, 0.0)
-        keys = _region(args, base, _KEYS)
-        for i in range(0, (_region(args, base, _PANEL) - keys) // 4, lanes):
-            store(keys + 4 * i, zero(F32))
+            start_row(args, base, row, token, head, stream)
+            for i in range(0, width, lanes):
+                store(result + 4 * (row * width + i), zero(F32))
 
     @helper
     def store_result(args, base, n_rows, first_row, kv_head, stream):
-        n = extent(args, 3, 0)
+        n, group = extent(args, 3, 0), extent(args, 1, 2) // extent(args, 2, 2)
         width = (n + lanes - 1) // lanes * lanes
         for row in range(n_rows):
-            token, head = _token_and_head(args, first_row + row, kv_head)
+            token, head = (first_row + row) // group, kv_head * group + (first_row + row) % group
             total = load_at(_F32, _region(args, base, _SUM), row)
             inverse = _F32(1.0) / total if total != 0 else _F32(0.0)
             out = row_address(args, 0, head, token, stream)
             source = _region(args, base, _RESULT) + 4 * row * width
-            for i in range(n):
+            whole = n // lanes * lanes
+            for i in range(0, whole, lanes):
+                store(out + 4 * i, load(F32, source + 4 * i) * splat(F32, inverse))
+            for i in range(whole, n):
                 store(out + 4 * i, load(_F32, source + 4 * i) * inverse)
 
     return load_queries, store_result
 
 
-def _make_fill_bias(layer: Layer) -> Any:
-    """Return `fill(…, start)`: what the mask adds to each row's scores; whether any row sees any position."""
+def _make_mask_vector(layer: Layer) -> Any:
+    """Return `mask_vector(mask, position, n_kv, code, edge)`: a vector of a mask's row; past its end all is hidden.
+
+    Without a mask, whose address is then 0, nothing before the end is hidden. `edge` has room for a vector.
+    """
     F32, lanes, load_half, half_value = layer.F32, layer.lanes, layer.load_half, layer.half_value
 
     @helper
-    def mask_row(args, row, kv_head, stream):
-        token, head = _token_and_head(args, row, kv_head)
-        return row_address(args, 4, token, head % extent(args, 4, 2), stream % extent(args, 4, 3)), head
-
-    @helper
-    def one_bias(mask, position, slope, code):
+    def one(mask, position, code):
         if mask == 0:
             return _F32(0.0)
         if code == F16_CODE:
-            return half_value(load_at(types.uint16, mask, position)) * slope
-        return load_at(_F32, mask, position) * slope
+            return half_value(load_at(types.uint16, mask, position))
+        return load_at(_F32, mask, position)
 
     @helper
-    def bias_vector(mask, position, n_kv, slope, code):
+    def mask_vector(mask, position, n_kv, code, edge):
         if position + lanes <= n_kv:
             if mask == 0:
                 return zero(F32)
             if code == F16_CODE:
-                return load_half(mask + 2 * position) * splat(F32, slope)
-            return load(F32, mask + 4 * position) * splat(F32, slope)
-        return splat(F32, _HIDDEN)
+                return load_half(mask + 2 * position)
+            return load(F32, mask + 4 * position)
+        store(edge, splat(F32, _HIDDEN))
+        for at in range(position, n_kv):
+            store_at(_F32, edge, at - position, one(mask, at, code))
+        return load(F32, edge)
+
+    return mask_vector
+
+
+def _make_see_block(layer: Layer, mask_vector: Any) -> Any:
+    """Return `see(…, start)`: note which positions of a block any row sees; how many vectors' positions to handle."""
+    F32, lanes = layer.F32, layer.lanes
 
     @helper
-    def fill_bias(args, base, n_rows, first_row, kv_head, stream, start):
+    def see_block(args, base, n_rows, start):
         n_kv, code = extent(args, 2, 1), element_code(args, 4)
-        seen = _region(args, base, _SEEN)
+        seen, masks, edge = _region(args, base, _SEEN), _region(args, base, _MASKS), _region(args, base, _EDGE)
+        count = 0
         for at in range(0, BLOCK, lanes):
-            store(seen + 4 * at, splat(F32, _HIDDEN))
-        any_seen = splat(F32, _HIDDEN)
-        for row in range(n_rows):
-            mask, slope = address(args, 4), _F32(1.0)
-            if mask != 0:
-                mask, head = mask_row(args, first_row + row, kv_head, stream)
-                slope = load_at(_F32, param(args, SLOPES), head)
-            place = _region(args, base, _BIAS) + row * _ROW_NBYTES
-            for at in range(0, BLOCK, lanes):
-                store(place + 4 * at, bias_vector(mask, start + at, n_kv, slope, code))
-            for position in range(start + (n_kv - start) // lanes * lanes, min(n_kv, start + BLOCK)):
-                store_at(_F32, place, position - start, one_bias(mask, position, slope, code))
-            for at in range(0, BLOCK, lanes):
-                bias = load(F32, place + 4 * at)
-                both = maximum(bias, load(F32, seen + 4 * at))
-                store(seen + 4 * at, both)
-                any_seen = maximum(both, any_seen)
-        return hmax(any_seen) > _HIDDEN
+            both = splat(F32, _HIDDEN)
+            before = -1
+            for row in range(n_rows):
+                mask = load_at(_I64, masks, row)
+                if mask != before:  # the heads of a token share a row
+                    both = maximum(mask_vector(mask, start + at, n_kv, code, edge), both)
+                    before = mask
+            store(seen + 4 * at, both)
+            if hmax(both) > _HIDDEN:
+                count = at + lanes
+        return count
 
-    return fill_bias
+    return see_block
 
 
 def _make_score_block(layer: Layer, decode: Any) -> Any:
-    """Return `score(…)`: q · k of all rows and the positions of a block, where any of a vector of them is seen."""
+    """Return `score(…, source, count)`: q · k of all rows and a block's positions, where any of a vector is seen."""
     F32, lanes = layer.F32, layer.lanes
     transpose = transpose_square(layer.F32)
     strips = {width: _score_strip(layer, width) for width in (4, 8, 12)}
     narrow, middle, wide = strips[4], strips[8], strips[12]
 
     @helper
-    def score_block(args, base, n_rows, kv_head, stream, start, count):
-        n = extent(args, 2, 0)
+    def score_tile(args, base, tile, n_rows, n, at):
+        queries = _region(args, base, _QUERIES) + 4 * n * tile
+        panel, scores = _region(args, base, _PANEL), _region(args, base, _SCORES) + tile * _ROW_NBYTES + 4 * at
+        if n_rows > 8:
+            wide(panel, queries, n, scores)
+        elif n_rows > 4:
+            middle(panel, queries, n, scores)
+        else:
+            narrow(panel, queries, n, scores)
+
+    @helper
+    def score_block(args, base, n_rows, source, count):
+        n, source_step = extent(args, 2, 0), stride(args, 2, 1)
         row_nbytes = (n + lanes - 1) // lanes * lanes * 4
         keys, panel = _region(args, base, _KEYS), _region(args, base, _PANEL)
         seen = _region(args, base, _SEEN)
@@ -256,16 +279,11 @@ def _make_score_block(layer: Layer, decode: Any) -> Any:
                 continue
             for i in range(lanes):
                 if load_at(_F32, seen, at + i) > _HIDDEN:
-                    decode(args, _kv_row(args, 2, start + at + i, kv_head, stream), keys + i * row_nbytes, n)
+                    decode(args, source + (at + i) * source_step, keys + i * row_nbytes, n)
             for i in range(0, n, lanes):
                 transpose(keys + 4 * i, row_nbytes, panel + 4 * lanes * i)
-            queries, scores = _region(args, base, _QUERIES), _region(args, base, _SCORES) + 4 * at
-            if n_rows > 8:
-                wide(panel, queries, n, scores)
-            elif n_rows > 4:
-                middle(panel, queries, n, scores)
-            else:
-                narrow(panel, queries, n, scores)
+            for tile in range(0, n_rows, TILE_ROWS):
+                score_tile(args, base, tile, n_rows - tile, n, at)
 
     return score_block
 
@@ -285,35 +303,39 @@ def _score_strip(layer: Layer, width: int) -> Any:
     return strip
 
 
-def _make_soften(layer: Layer) -> Any:
-    """Return `soften(…, row)`: scores of a block become weights; the row's largest, sum and factor follow."""
+def _make_soften(layer: Layer, mask_vector: Any) -> Any:
+    """Return `soften(…, row, …)`: scores of a block become weights; the row's largest, sum and factor follow."""
     F32, lanes, exp, tanh = layer.F32, layer.lanes, layer.exp, layer.tanh
 
     @helper
-    def add_bias(args, scores, bias, at):
-        value, added = load(F32, scores + 4 * at), load(F32, bias + 4 * at)
+    def add_bias(args, value, added):
         softcap = param_float(args, SOFTCAP)
         if softcap != 0:
             value = tanh(value) * splat(F32, softcap)
         return select(added == splat(F32, _HIDDEN), added, value + added)
 
     @helper
-    def soften(args, base, row):
-        scores, bias = _region(args, base, _SCORES) + row * _ROW_NBYTES, _region(args, base, _BIAS) + row * _ROW_NBYTES
+    def soften(args, base, row, start, count):
+        n_kv, code, edge = extent(args, 2, 1), element_code(args, 4), _region(args, base, _EDGE)
+        mask = load_at(_I64, _region(args, base, _MASKS), row)
+        slope = splat(F32, load_at(_F32, _region(args, base, _SLOPES), row))
+        scores = _region(args, base, _SCORES) + row * _ROW_NBYTES
         before = load_at(_F32, _region(args, base, _LARGEST), row)
         top = splat(F32, before)
-        for at in range(0, BLOCK, lanes):
-            value = add_bias(args, scores, bias, at)
+        for at in range(0, count, lanes):
+            bias = mask_vector(mask, start + at, n_kv, code, edge) * slope
+            value = add_bias(args, load(F32, scores + 4 * at), bias)
             store(scores + 4 * at, value)
             top = maximum(value, top)
         largest = hmax(top)
         factor, total = _F32(1.0), zero(F32)
         if largest == _HIDDEN:
-            for at in range(0, BLOCK, lanes):
+            for at in range(0, count, lanes):
                 store(scores + 4 * at, zero(F32))
         else:
-            factor = extract(exp(splat(F32, before - largest)), 0)
-            for at in range(0, BLOCK, lanes):
+            if largest != before:
+                factor = extract(exp(splat(F32, before - largest)), 0)
+            for at in range(0, count, lanes):
                 weight = exp(load(F32, scores + 4 * at) - splat(F32, largest))
                 store(scores + 4 * at, weight)
                 total = total + weight
@@ -326,35 +348,38 @@ def _make_soften(layer: Layer) -> Any:
 
 
 def _make_fill_values(layer: Layer, decode: Any) -> Any:
-    """Return `fill(…)`: the values of a block as float32, zeros for positions that no row sees."""
+    """Return `fill(…, source, count)`: the values of a block as float32, zeros for positions that no row sees."""
     F32, lanes = layer.F32, layer.lanes
 
     @helper
-    def fill_values(args, base, kv_head, stream, start, count):
-        n = extent(args, 3, 0)
+    def fill_values(args, base, source, count):
+        n, source_step = extent(args, 3, 0), stride(args, 3, 1)
         width = (n + lanes - 1) // lanes * lanes
         seen, values = _region(args, base, _SEEN), _region(args, base, _VALUES)
         for i in range(count):
             place = values + 4 * width * i
-            if width != n or load_at(_F32, seen, i) == _HIDDEN:
+            if load_at(_F32, seen, i) > _HIDDEN:
+                decode(args, source + i * source_step, place, n)
+            else:
                 for at in range(0, width, lanes):
                     store(place + 4 * at, zero(F32))
-            if load_at(_F32, seen, i) > _HIDDEN:
-                decode(args, _kv_row(args, 3, start + i, kv_head, stream), place, n)
 
     return fill_values
 
 
 def _make_gather_block(layer: Layer) -> Any:
-    """Return `gather(…)`: add the weighted values of a block to the rows' results."""
+    """Return `gather(…, tile, n_rows, count)`: add the weighted values of a block to the results of a tile's rows."""
     strips = {width: _gather_strip(layer, width) for width in (4, 8, 12)}
     narrow, middle, wide = strips[4], strips[8], strips[12]
+    lanes = layer.lanes
 
     @helper
-    def gather_block(args, base, n_rows, count):
+    def gather_block(args, base, tile, n_rows, count):
         n = extent(args, 3, 0)
-        values, scores = _region(args, base, _VALUES), _region(args, base, _SCORES)
-        result, factors = _region(args, base, _RESULT), _region(args, base, _FACTOR)
+        width = (n + lanes - 1) // lanes * lanes
+        values, scores = _region(args, base, _VALUES), _region(args, base, _SCORES) + tile * _ROW_NBYTES
+        result = _region(args, base, _RESULT) + 4 * width * tile
+        factors = _region(args, base, _FACTOR) + 4 * tile
         if n_rows > 8:
             wide(values, scores, count, n, result, factors)
         elif n_rows > 4:

@@ -24,7 +24,7 @@ from rpc_backend_numba.simd.arithmetic import (
     zero,
 )
 from rpc_backend_numba.simd.inline import helper
-from rpc_backend_numba.simd.memory import bits_f32, f32_bits, load, load_at, splat_at, store, store_at
+from rpc_backend_numba.simd.memory import bits_f32, f32_bits, load, load_at, prefetch, splat_at, store, store_at
 from rpc_backend_numba.simd.shuffles import (
     add_pairs,
     all_lanes,
@@ -67,6 +67,7 @@ __all__ = [
     "minimum",
     "odd_lanes",
     "place",
+    "prefetch",
     "round_even",
     "select",
     "splat",

@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from rpc_backend_numba.intrinsics import intrinsic
 from rpc_backend_numba.simd.arithmetic import broadcast
@@ -111,6 +112,21 @@ def splat_at(typing_context: Any, kind: Any, address: Any) -> Any:
         return broadcast(builder, emit_load(builder, args[1], llvm_scalar(result.element)), result.lanes)
 
     return signature, emit
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Begin to fetch the cache line at `address`, which need not be memory of ours."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        i32 = ir.IntType(32)
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [pointer, *(ir.Constant(i32, value) for value in (0, 3, 1))])  # read, keep, data
+        return context.get_dummy_value()
+
+    return types.void(_ADDRESS), emit
 
 
 @intrinsic
