@@ -14,7 +14,7 @@ from rpc_backend.host.bench import Bench, run_bench
 from rpc_backend.settings import Settings
 from tables import section
 
-ROUNDS = 5
+ROUNDS = 3
 N_STEPS = 32
 N_PROMPT = 64
 ARMS = {
