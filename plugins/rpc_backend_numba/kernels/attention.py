@@ -3,9 +3,10 @@
 Belongs here: the passes over blocks of positions and the online softmax. Must not be here: decoding of rows
 (`row_codecs`) or register tiles (`simd.tiles`).
 
-A work item is one key head of one stream with up to 48 query rows: the tokens and heads that share it. They are handled
-in tiles of up to 12, but keys and values are decoded once for all. Blocks of positions that the mask hides from all rows
-are skipped, so the cost grows with the positions in use. What a hidden position's keys and values hold never matters.
+A work item is one key head of one stream with up to 48 query rows: the tokens and heads that share it. Rows are
+multiplied in tiles of up to 12, but keys and values are decoded once for all. Blocks of positions that the mask hides
+from all rows are skipped, so the cost grows with the positions in use. What a hidden position's keys and values hold
+never matters.
 
 A row's result does not depend on the rows beside it: scores are summed along the head, weighted values along the
 positions, both in order, and the largest score so far changes only at multiples of the block.
@@ -22,7 +23,6 @@ from numba import types
 
 from rpc_backend_numba.atomics import code_call
 from rpc_backend_numba.attention_scratch import BLOCK, ITEM_ROWS, TILE_ROWS, Region
-from rpc_backend_numba.element_codes import F16 as F16_CODE
 from rpc_backend_numba.formats import UNIT_COLUMNS
 from rpc_backend_numba.kernels.access import (
     address,
@@ -34,15 +34,18 @@ from rpc_backend_numba.kernels.access import (
     share,
     stride,
 )
+from rpc_backend_numba.kernels.attention_mask import make_mask_vector, make_see_block
+from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES
 from rpc_backend_numba.kernels.row_codecs import make_decoder
+from rpc_backend_numba.layout import CACHE_LINE
 from rpc_backend_numba.simd import (
-    extract,
     helper,
     hmax,
     hsum,
     load,
     load_at,
     maximum,
+    prefetch,
     select,
     splat,
     store,
@@ -76,11 +79,12 @@ _ITEMS_PER_THREAD = 4
 
 def make_attention(layer: Layer, element_types: str) -> Any:
     """Return the kernel for keys and values that are both `F16` or both `F32`, or for `any` by its row codecs."""
-    mask_vector = _make_mask_vector(layer)
-    see_block = _make_see_block(layer, mask_vector)
+    mask_vector = make_mask_vector(layer)
+    see_block = make_see_block(layer, mask_vector)
+    fetch_row = _make_fetch_row(element_types)
     load_queries, store_result = _make_ends(layer)
-    fill_values = _make_fill_values(layer, _make_row_decoder(layer, element_types, VALUE_CODEC))
-    score_block = _make_score_block(layer, _make_row_decoder(layer, element_types, KEY_CODEC))
+    fill_values = _make_fill_values(layer, _make_row_decoder(layer, element_types, VALUE_CODEC), fetch_row)
+    score_block = _make_score_block(layer, _make_row_decoder(layer, element_types, KEY_CODEC), fetch_row)
     soften = _make_soften(layer, mask_vector)
     gather_block = _make_gather_block(layer)
 
@@ -89,13 +93,14 @@ def make_attention(layer: Layer, element_types: str) -> Any:
         load_queries(args, base, n_rows, first_row, kv_head, stream)
         kv_stream = stream // (extent(args, 1, 3) // extent(args, 2, 3))
         keys, values = row_address(args, 2, 0, kv_head, kv_stream), row_address(args, 3, 0, kv_head, kv_stream)
+        seen, masks, edge = _region(args, base, _SEEN), _region(args, base, _MASKS), _region(args, base, _EDGE)
         for start in range(0, extent(args, 2, 1), BLOCK):
-            count = see_block(args, base, n_rows, start)
+            count = see_block(args, seen, masks, edge, n_rows, start)
             if count > 0:
-                score_block(args, base, n_rows, keys + start * stride(args, 2, 1), count)
-                fill_values(args, base, values + start * stride(args, 3, 1), count)
-                for row in range(n_rows):
-                    soften(args, base, row, start, count)
+                key_rows, value_rows = keys + start * stride(args, 2, 1), values + start * stride(args, 3, 1)
+                score_block(args, base, n_rows, key_rows, value_rows, count)
+                fill_values(args, base, value_rows, key_rows + stride(args, 2, 2), count)
+                soften(args, base, n_rows, start, count)
                 for tile in range(0, n_rows, TILE_ROWS):
                     gather_block(args, base, tile, n_rows - tile, count)
         store_result(args, base, n_rows, first_row, kv_head, stream)
@@ -138,6 +143,18 @@ def _make_row_decoder(layer: Layer, element_types: str, codec: int) -> Any:
         decode_row(source, target, n)
 
     return decode
+
+
+def _make_fetch_row(element_types: str) -> Any:
+    """Return `fetch(source, n)`, which brings a row closer that will be needed soon."""
+    nbytes = ELEMENT_NBYTES.get(element_types, 1)
+
+    @helper
+    def fetch_row(source, n):
+        for line in range(0, nbytes * n, CACHE_LINE):
+            prefetch(source + line)
+
+    return fetch_row
 
 
 def _make_ends(layer: Layer) -> tuple[Any, Any]:
@@ -194,64 +211,11 @@ def _make_ends(layer: Layer) -> tuple[Any, Any]:
     return load_queries, store_result
 
 
-def _make_mask_vector(layer: Layer) -> Any:
-    """Return `mask_vector(mask, position, n_kv, code, edge)`: a vector of a mask's row; past its end all is hidden.
+def _make_score_block(layer: Layer, decode: Any, fetch_row: Any) -> Any:
+    """Return `score(…, source, ahead, count)`: q · k of all rows and a block's positions.
 
-    Without a mask, whose address is then 0, nothing before the end is hidden. `edge` has room for a vector.
+    Vectors of positions that no row sees are skipped. Rows at `ahead`, the values, are brought closer meanwhile.
     """
-    F32, lanes, load_half, half_value = layer.F32, layer.lanes, layer.load_half, layer.half_value
-
-    @helper
-    def one(mask, position, code):
-        if mask == 0:
-            return _F32(0.0)
-        if code == F16_CODE:
-            return half_value(load_at(types.uint16, mask, position))
-        return load_at(_F32, mask, position)
-
-    @helper
-    def mask_vector(mask, position, n_kv, code, edge):
-        if position + lanes <= n_kv:
-            if mask == 0:
-                return zero(F32)
-            if code == F16_CODE:
-                return load_half(mask + 2 * position)
-            return load(F32, mask + 4 * position)
-        store(edge, splat(F32, _HIDDEN))
-        for at in range(position, n_kv):
-            store_at(_F32, edge, at - position, one(mask, at, code))
-        return load(F32, edge)
-
-    return mask_vector
-
-
-def _make_see_block(layer: Layer, mask_vector: Any) -> Any:
-    """Return `see(…, start)`: note which positions of a block any row sees; how many vectors' positions to handle."""
-    F32, lanes = layer.F32, layer.lanes
-
-    @helper
-    def see_block(args, base, n_rows, start):
-        n_kv, code = extent(args, 2, 1), element_code(args, 4)
-        seen, masks, edge = _region(args, base, _SEEN), _region(args, base, _MASKS), _region(args, base, _EDGE)
-        count = 0
-        for at in range(0, BLOCK, lanes):
-            both = splat(F32, _HIDDEN)
-            before = -1
-            for row in range(n_rows):
-                mask = load_at(_I64, masks, row)
-                if mask != before:  # the heads of a token share a row
-                    both = maximum(mask_vector(mask, start + at, n_kv, code, edge), both)
-                    before = mask
-            store(seen + 4 * at, both)
-            if hmax(both) > _HIDDEN:
-                count = at + lanes
-        return count
-
-    return see_block
-
-
-def _make_score_block(layer: Layer, decode: Any) -> Any:
-    """Return `score(…, source, count)`: q · k of all rows and a block's positions, where any of a vector is seen."""
     F32, lanes = layer.F32, layer.lanes
     transpose = transpose_square(layer.F32)
     strips = {width: _score_strip(layer, width) for width in (4, 8, 12)}
@@ -269,7 +233,7 @@ def _make_score_block(layer: Layer, decode: Any) -> Any:
             narrow(panel, queries, n, scores)
 
     @helper
-    def score_block(args, base, n_rows, source, count):
+    def score_block(args, base, n_rows, source, ahead, count):
         n, source_step = extent(args, 2, 0), stride(args, 2, 1)
         row_nbytes = (n + lanes - 1) // lanes * lanes * 4
         keys, panel = _region(args, base, _KEYS), _region(args, base, _PANEL)
@@ -279,6 +243,7 @@ def _make_score_block(layer: Layer, decode: Any) -> Any:
                 continue
             for i in range(lanes):
                 if load_at(_F32, seen, at + i) > _HIDDEN:
+                    fetch_row(ahead + (at + i) * stride(args, 3, 1), extent(args, 3, 0))
                     decode(args, source + (at + i) * source_step, keys + i * row_nbytes, n)
             for i in range(0, n, lanes):
                 transpose(keys + 4 * i, row_nbytes, panel + 4 * lanes * i)
@@ -304,7 +269,7 @@ def _score_strip(layer: Layer, width: int) -> Any:
 
 
 def _make_soften(layer: Layer, mask_vector: Any) -> Any:
-    """Return `soften(…, row, …)`: scores of a block become weights; the row's largest, sum and factor follow."""
+    """Return `soften(…, start, count)`: a block's scores become weights; each row's largest, sum and factor follow."""
     F32, lanes, exp, tanh = layer.F32, layer.lanes, layer.exp, layer.tanh
 
     @helper
@@ -315,7 +280,7 @@ def _make_soften(layer: Layer, mask_vector: Any) -> Any:
         return select(added == splat(F32, _HIDDEN), added, value + added)
 
     @helper
-    def soften(args, base, row, start, count):
+    def add_mask(args, base, row, start, count):
         n_kv, code, edge = extent(args, 2, 1), element_code(args, 4), _region(args, base, _EDGE)
         mask = load_at(_I64, _region(args, base, _MASKS), row)
         slope = splat(F32, load_at(_F32, _region(args, base, _SLOPES), row))
@@ -328,37 +293,51 @@ def _make_soften(layer: Layer, mask_vector: Any) -> Any:
             store(scores + 4 * at, value)
             top = maximum(value, top)
         largest = hmax(top)
-        factor, total = _F32(1.0), zero(F32)
-        if largest == _HIDDEN:
-            for at in range(0, count, lanes):
-                store(scores + 4 * at, zero(F32))
-        else:
-            if largest != before:
-                factor = extract(exp(splat(F32, before - largest)), 0)
-            for at in range(0, count, lanes):
-                weight = exp(load(F32, scores + 4 * at) - splat(F32, largest))
-                store(scores + 4 * at, weight)
-                total = total + weight
         store_at(_F32, _region(args, base, _LARGEST), row, largest)
-        store_at(_F32, _region(args, base, _FACTOR), row, factor)
-        sums = _region(args, base, _SUM)
+        store_at(_F32, _region(args, base, _FACTOR), row, _F32(0.0) if largest == _HIDDEN else before - largest)
+
+    @helper
+    def weigh(args, base, row, count):
+        scores = _region(args, base, _SCORES) + row * _ROW_NBYTES
+        largest, total = load_at(_F32, _region(args, base, _LARGEST), row), zero(F32)
+        for at in range(0, count, lanes):
+            weight = zero(F32)
+            if largest != _HIDDEN:
+                weight = exp(load(F32, scores + 4 * at) - splat(F32, largest))
+            store(scores + 4 * at, weight)
+            total = total + weight
+        sums, factor = _region(args, base, _SUM), load_at(_F32, _region(args, base, _FACTOR), row)
         store_at(_F32, sums, row, load_at(_F32, sums, row) * factor + hsum(total))
+
+    @helper
+    def soften(args, base, n_rows, start, count):
+        for row in range(n_rows):
+            add_mask(args, base, row, start, count)
+        factors = _region(args, base, _FACTOR)
+        for row in range(0, n_rows, lanes):
+            store(factors + 4 * row, exp(load(F32, factors + 4 * row)))
+        for row in range(n_rows):
+            weigh(args, base, row, count)
 
     return soften
 
 
-def _make_fill_values(layer: Layer, decode: Any) -> Any:
-    """Return `fill(…, source, count)`: the values of a block as float32, zeros for positions that no row sees."""
+def _make_fill_values(layer: Layer, decode: Any, fetch_row: Any) -> Any:
+    """Return `fill(…, source, ahead, count)`: a block's values as float32, zeros for positions that no row sees.
+
+    Rows at `ahead`, the keys of the next key head, are brought closer meanwhile.
+    """
     F32, lanes = layer.F32, layer.lanes
 
     @helper
-    def fill_values(args, base, source, count):
+    def fill_values(args, base, source, ahead, count):
         n, source_step = extent(args, 3, 0), stride(args, 3, 1)
         width = (n + lanes - 1) // lanes * lanes
         seen, values = _region(args, base, _SEEN), _region(args, base, _VALUES)
         for i in range(count):
             place = values + 4 * width * i
             if load_at(_F32, seen, i) > _HIDDEN:
+                fetch_row(ahead + i * stride(args, 2, 1), extent(args, 2, 0))
                 decode(args, source + i * source_step, place, n)
             else:
                 for at in range(0, width, lanes):
