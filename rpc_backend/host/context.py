@@ -185,9 +185,11 @@ class Context:
         """
         self.need_room(sequence, len(tokens))
         *chunks, last = chunked(tokens, self._limits.ubatch)
-        for chunk in chunks:
-            self.start_append(sequence, chunk, 0)
-        return self.start_append(sequence, last, 1).logits()[0]
+        steps = [self.start_append(sequence, chunk, 0) for chunk in chunks]
+        steps.append(self.start_append(sequence, last, 1))
+        for step in steps:
+            step.wait()
+        return steps[-1].logits()[0]
 
     def logits(self, sequence: int, tokens: Sequence[int]) -> FloatArray:
         """Append tokens to a sequence and return the logits after each.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rpc_backend.errors import ContextFullError
+from rpc_backend.errors import ComputeError, ContextFullError
 from rpc_backend.host import LLM
 from rpc_backend.host.context import ContextLimits
 from rpc_backend.testing.gguf_writer import write_tiny_model
@@ -83,3 +83,17 @@ def test_a_prompt_that_does_not_fit_changes_nothing(context):
 @pytest.mark.parametrize("n_ctx", [1, 31, 32, 33, 2048])
 def test_there_is_always_a_cell_beside_the_tokens(n_ctx):
     assert ContextLimits(n_ctx, 1, 1).n_cells > n_ctx
+
+
+def test_a_failed_chunk_fails_the_prefill(context, monkeypatch):
+    begin = context.start_append
+
+    class Broken:
+        def wait(self):
+            raise ComputeError("the device broke")
+
+    monkeypatch.setattr(
+        context, "start_append", lambda sequence, tokens, n: begin(sequence, tokens, n) if n else Broken()
+    )
+    with pytest.raises(ComputeError, match="the device broke"):
+        context.prefill(0, TOKENS[:20])
