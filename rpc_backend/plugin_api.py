@@ -34,6 +34,7 @@ from rpc_backend.interfaces import (
     DeviceInfo,
     EndpointParts,
     HostBuffer,
+    HostDevice,
     Memory,
     Plan,
     RunnablePlan,
@@ -47,7 +48,7 @@ from rpc_backend.interfaces import (
 __all__ = [
     "ELEMENT_TYPES", "OPS", "Buffer", "BufferUsage", "ComputeBackend", "ComputeError", "ConfigError", "ConnectError",
     "Device", "DeviceError", "DeviceInfo", "DeviceOptions", "ElementType", "EndpointError", "EndpointParts", "Glu",
-    "Graph", "GraphError", "HostBuffer", "Memory", "Op", "OutOfMemoryError", "Plan", "Probe", "RopeMode",
+    "Graph", "GraphError", "HostBuffer", "HostDevice", "Memory", "Op", "OutOfMemoryError", "Plan", "Probe", "RopeMode",
     "RunnablePlan", "SerialStream", "Stream", "Tensor", "Transport", "TransportPlugin", "Unary", "UnsupportedOpError",
     "element_type", "hookimpl", "host_address", "host_bytes", "packed_strides",
 ]  # fmt: skip

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 
 from rpc_backend import plugin_api as api
 
@@ -41,17 +40,10 @@ class ExamplePlan(api.RunnablePlan):
             kernel(*arrays)
 
 
-class ExampleDevice(api.Device):
+class ExampleDevice(api.HostDevice):
     """Memory of this process, computed on with numpy."""
 
     info = api.DeviceInfo("example", "numpy, three operations", "cpu", is_host=True)
-
-    def memory(self) -> api.Memory:
-        machine = psutil.virtual_memory()
-        return api.Memory(machine.available, machine.total)
-
-    def alloc_buffer(self, nbytes: int, usage: api.BufferUsage = api.BufferUsage.ANY) -> api.HostBuffer:
-        return api.HostBuffer(self, nbytes, usage)
 
     def supports_op(self, tensor: api.Tensor) -> bool:
         if tensor.op is None or not tensor.op.moves_data:
@@ -67,12 +59,6 @@ class ExampleDevice(api.Device):
             if not self.supports_op(node):
                 raise api.UnsupportedOpError(f"device example cannot run {node}")
         return ExamplePlan(graph)
-
-    def create_stream(self) -> api.SerialStream:
-        return api.SerialStream(self)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def create(options: api.DeviceOptions) -> Sequence[api.Device]:

@@ -8,17 +8,10 @@ from __future__ import annotations
 import logging
 import time
 
-import psutil
-
 from rpc_backend.plugin_api import (
-    BufferUsage,
-    Device,
     DeviceInfo,
     Graph,
-    HostBuffer,
-    Memory,
-    OutOfMemoryError,
-    SerialStream,
+    HostDevice,
     Tensor,
     UnsupportedOpError,
 )
@@ -33,7 +26,7 @@ from rpc_backend_numba.threads import ComputeThreads
 _log = logging.getLogger(__name__)
 
 
-class NumbaDevice(Device):
+class NumbaDevice(HostDevice):
     """Host memory and compiled kernels on a fixed number of threads."""
 
     def __init__(self, library: KernelLibrary, n_threads: int) -> None:
@@ -46,16 +39,6 @@ class NumbaDevice(Device):
         )
         self._library = library
         self._threads = ComputeThreads(library, n_threads)
-
-    def memory(self) -> Memory:
-        memory = psutil.virtual_memory()
-        return Memory(memory.available, memory.total)
-
-    def alloc_buffer(self, nbytes: int, usage: BufferUsage = BufferUsage.ANY) -> HostBuffer:
-        free = self.memory().free_nbytes
-        if not 0 <= nbytes <= free:
-            raise OutOfMemoryError(f"cannot allocate {nbytes} bytes on device cpu, {free} are free")
-        return HostBuffer(self, nbytes, usage)
 
     def supports_op(self, tensor: Tensor) -> bool:
         if tensor.op is None:
@@ -76,9 +59,6 @@ class NumbaDevice(Device):
         table = Table(builder, self._library, self._threads.n_threads)
         _log.debug("%d nodes are %d rows, planned in %.3f s", len(graph.nodes), len(builder.rows), _since(started))
         return NumbaPlan(graph, table, self._threads)
-
-    def create_stream(self) -> SerialStream:
-        return SerialStream(self)
 
     def close(self) -> None:
         self._threads.close()

@@ -6,42 +6,26 @@ Belongs here: Device and plan of this backend. Must not be here: what operations
 from __future__ import annotations
 
 import numpy as np
-import psutil
 
 from rpc_backend.plugin_api import (
-    BufferUsage,
     ComputeError,
-    Device,
     DeviceInfo,
     Graph,
-    HostBuffer,
-    Memory,
-    OutOfMemoryError,
+    HostDevice,
     RunnablePlan,
-    SerialStream,
     Tensor,
     UnsupportedOpError,
 )
 from rpc_backend_reference.ops import KERNELS
 
 
-class ReferenceDevice(Device):
+class ReferenceDevice(HostDevice):
     """The processor of this machine through numpy, on the caller's thread."""
 
     def __init__(self) -> None:
         self.info = DeviceInfo(
             name="reference", description="numpy, the meaning of every operation", kind="cpu", is_host=True
         )
-
-    def memory(self) -> Memory:
-        memory = psutil.virtual_memory()
-        return Memory(memory.available, memory.total)
-
-    def alloc_buffer(self, nbytes: int, usage: BufferUsage = BufferUsage.ANY) -> HostBuffer:
-        free = self.memory().free_nbytes
-        if not 0 <= nbytes <= free:
-            raise OutOfMemoryError(f"cannot allocate {nbytes} bytes on device reference, {free} are free")
-        return HostBuffer(self, nbytes, usage)
 
     def supports_op(self, tensor: Tensor) -> bool:
         kernel = KERNELS.get(tensor.op.name) if tensor.op else None
@@ -53,12 +37,6 @@ class ReferenceDevice(Device):
                 types = ", ".join(source.type.name for source in node.sources)
                 raise UnsupportedOpError(f"device reference cannot run {node} of {types}")
         return ReferencePlan(graph)
-
-    def create_stream(self) -> SerialStream:
-        return SerialStream(self)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class ReferencePlan(RunnablePlan):

@@ -22,6 +22,7 @@ from rpc_backend.interfaces.device import (
     Stream,
 )
 from rpc_backend.interfaces.event import Event
+from rpc_backend.interfaces.host_device import HostDevice
 from rpc_backend.interfaces.host_memory import HostBuffer, host_address, host_bytes
 from rpc_backend.interfaces.queued_stream import QueuedStream
 from rpc_backend.interfaces.serial_stream import SerialStream
@@ -30,7 +31,7 @@ from rpc_backend.interfaces.transport import EndpointParts, Transport
 
 __all__ = [
     "TICKET_NBYTES", "Buffer", "BufferUsage", "Channel", "Device", "DeviceInfo", "DeviceKind", "EndpointParts",
-    "Event", "HostBuffer", "Listener", "Memory", "OnLost", "OnMessage", "OnPeerLost", "OnPeerMessage", "Onward",
-    "PeerId", "Plan", "QueuedStream", "RunnablePlan", "SerialStream", "Stream", "Task", "TaskRun", "Ticket",
+    "Event", "HostBuffer", "HostDevice", "Listener", "Memory", "OnLost", "OnMessage", "OnPeerLost", "OnPeerMessage",
+    "Onward", "PeerId", "Plan", "QueuedStream", "RunnablePlan", "SerialStream", "Stream", "Task", "TaskRun", "Ticket",
     "Transport", "host_address", "host_bytes",
 ]  # fmt: skip
