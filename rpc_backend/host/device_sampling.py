@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from rpc_backend.host.sampling import FloatArray, Sampler
+from rpc_backend.host.sampling import FloatArray, Sampler, SamplerParams
 from rpc_backend.models import SamplingShape, can_sample_on_backend, sampling_values
 
 
@@ -27,10 +28,18 @@ def sampling_of(samplers: Sequence[Sampler | None], n_vocab: int, *, log_probs: 
     With `log_probs` the step gives the log-probabilities of the tokens too. None means that one of them must draw on
     the host, and then all do; no draw is counted.
     """
-    params = [sampler.params if sampler is not None else None for sampler in samplers]
+    params = tuple(sampler.params if sampler is not None else None for sampler in samplers)
+    shape = _shape_of(params, n_vocab, log_probs)
+    if shape is None:
+        return None
+    numbers = [0.0 if sampler is None else float(sampler.next_uniform()) for sampler in samplers]
+    return DeviceSampling(shape, None if shape.greedy else sampling_values(params, numbers))
+
+
+@lru_cache(maxsize=256)
+def _shape_of(params: tuple[SamplerParams | None, ...], n_vocab: int, log_probs: bool) -> SamplingShape | None:
+    """The shape for these rows, the same from step to step; None if one of them cannot be sampled on a device."""
     used = [one for one in params if one is not None]
     if not all(can_sample_on_backend(one, n_vocab) for one in used):
         return None
-    shape = SamplingShape.covering(used, len(samplers), n_vocab, log_probs=log_probs)
-    numbers = [0.0 if sampler is None else float(sampler.next_uniform()) for sampler in samplers]
-    return DeviceSampling(shape, None if shape.greedy else sampling_values(params, numbers))
+    return SamplingShape.covering(used, len(params), n_vocab, log_probs=log_probs)

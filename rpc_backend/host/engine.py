@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -211,19 +211,22 @@ class Engine:
         return sampling_of(samplers, self._context.n_vocab, log_probs=log_probs)
 
     def _finish(self, under: _Under) -> Advance:
+        """Count the tokens of a step, start the group's next one, and only then turn tokens into text."""
         under.step.wait()
-        pieces: Advance = []
         if not under.members:
-            return pieces
-        draw = _taken(under.step) if under.is_sampled else _accepted(under.step)
-        for sequence, job in under.members.items():
-            if job.stop_reason is None:
-                pieces.append((job, draw(job, sequence - under.first)))
-            if under.is_prefill:
-                under.group.live[sequence] = job
-            if job.stop_reason is None and job.is_at_end(self._context.room(sequence)):
-                pieces.append((job, job.finish("length")))
-        return pieces
+            return []
+        drawn = {sequence: job for sequence, job in under.members.items() if job.stop_reason is None}
+        draw = _take if under.is_sampled else _accept
+        draw(under.step, [(job, sequence - under.first) for sequence, job in drawn.items()])
+        for sequence, job in drawn.items():
+            job.end_if_full(self._context.room(sequence))
+        if under.is_prefill:
+            under.group.live.update(under.members)
+        by_text = [job for job in drawn.values() if job.ends_by_text]
+        pieces = [(job, piece) for job in by_text for piece in job.read()]
+        self._start_decode(under.group)
+        rest = [job for job in drawn.values() if not job.ends_by_text]
+        return pieces + [(job, piece) for job in rest for piece in job.read()]
 
     def _drop_all(self) -> None:
         """After a failure: let what is under way end, and forget every generation."""
@@ -238,13 +241,15 @@ class Engine:
             group.taken.clear()
 
 
-def _accepted(step: PendingStep) -> Callable[[Job, int], StreamPiece]:
-    """Return what gives a job its row of a step's logits."""
+def _accept(step: PendingStep, rows: Sequence[tuple[Job, int]]) -> None:
+    """Let jobs draw from their rows of a step's logits."""
     logits = step.logits()
-    return lambda job, row: job.accept(logits[row])
+    for job, row in rows:
+        job.accept(logits[row])
 
 
-def _taken(step: PendingStep) -> Callable[[Job, int], StreamPiece]:
-    """Return what gives a job the token that the device drew for its row."""
-    tokens, log_probs = step.tokens(), step.log_probs()
-    return lambda job, row: job.take(int(tokens[row]), None if log_probs is None else float(log_probs[row]))
+def _take(step: PendingStep, rows: Sequence[tuple[Job, int]]) -> None:
+    """Give jobs the tokens that the device drew for their rows."""
+    tokens, log_probs = step.tokens().tolist(), step.log_probs()
+    for job, row in rows:
+        job.take(tokens[row], None if log_probs is None else float(log_probs[row]))

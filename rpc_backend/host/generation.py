@@ -63,10 +63,16 @@ class _StopText:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
+        self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
         self.found = False
 
+    def __bool__(self) -> bool:
+        return bool(self._stops)
+
     def feed(self, text: str, *, last: bool = False) -> str:
+        if not self._stops:
+            return text
         self._held += text
         ends = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if ends:
@@ -78,8 +84,7 @@ class _StopText:
         return out
 
     def _possible_start(self) -> int:
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
+        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):
                 return length
         return 0
@@ -87,7 +92,10 @@ class _StopText:
 
 @dataclass(slots=True)
 class Job:
-    """A generation under way: its history, and what is known of its text so far."""
+    """A generation under way: its history, and what is known of its text so far.
+
+    A token is first counted (`accept`, `take`), which is all that the next step needs, and becomes text in `read`.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -101,6 +109,7 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     stop_reason: StopReason | None = None
+    unread: list[int] = field(default_factory=list)
     started_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -138,40 +147,52 @@ class Job:
         end_ids = frozenset() if ignore_end else tokenizer.end_ids
         return cls(list(prompt), max_tokens, Sampler(params), decoder, end_ids, _StopText(stop), log_probs)
 
-    def accept(self, logits: FloatArray) -> StreamPiece:
-        """Draw the next token and return the text it makes certain; sets `stop_reason` at the end."""
+    @property
+    def ends_by_text(self) -> bool:
+        """Whether a token's text may end it, so that it must be read before the next step."""
+        return bool(self.stop)
+
+    def accept(self, logits: FloatArray) -> None:
+        """Draw the next token; sets `stop_reason` at an end token."""
         token = self.sampler.sample(logits, self.history)
-        return self._add(token, float(log_probabilities(logits)[token]) if self.wants_log_probs else None)
+        self._add(token, float(log_probabilities(logits)[token]) if self.wants_log_probs else None)
 
-    def take(self, token: int, log_prob: float | None = None) -> StreamPiece:
+    def take(self, token: int, log_prob: float | None = None) -> None:
         """As `accept`, with a token that the device drew."""
-        return self._add(token, log_prob)
+        self._add(token, log_prob)
 
-    def is_at_end(self, room: int) -> bool:
-        """Whether a sequence with `room` cells left, or the token limit, ends it."""
-        return len(self.tokens) >= self.max_tokens or room == 0
+    def end_if_full(self, room: int) -> None:
+        """End it for length if its sequence has no room left, or it has all the tokens it asked for."""
+        if self.stop_reason is None and (len(self.tokens) >= self.max_tokens or room == 0):
+            self.stop_reason = "length"
 
-    def _add(self, token: int, log_prob: float | None) -> StreamPiece:
+    def read(self) -> list[StreamPiece]:
+        """Return the text that became certain with the tokens since the last call; the last piece of an ended
+        generation is what was held back. A stop text in it ends the generation, whatever else did."""
+        pieces: list[StreamPiece] = []
+        for token in self.unread:
+            pieces.append(StreamPiece(self.stop.feed(self.decoder.feed(token)), token))
+            if self.stop.found:
+                break
+        self.unread.clear()
+        if self.stop_reason is not None and not self.stop.found:
+            pieces.append(StreamPiece(self.stop.feed(self.decoder.finish(), last=True), None))
+        if self.stop.found:
+            self.stop_reason = "stop"
+        self.pieces.extend(piece.text for piece in pieces)
+        return pieces
+
+    def _add(self, token: int, log_prob: float | None) -> None:
         self.last_token_s = time.perf_counter()
         self.first_token_s = self.first_token_s or self.last_token_s
         if token in self.end_ids:
-            return self.finish("end")
+            self.stop_reason = "end"
+            return
         self.tokens.append(token)
         self.history.append(token)
+        self.unread.append(token)
         if self.wants_log_probs and log_prob is not None:
             self.log_probs.append(log_prob)
-        text = self.stop.feed(self.decoder.feed(token))
-        self.pieces.append(text)
-        if self.stop.found:
-            self.stop_reason = "stop"
-        return StreamPiece(text, token)
-
-    def finish(self, reason: StopReason) -> StreamPiece:
-        """End the generation and return the text still held back."""
-        text = self.stop.feed(self.decoder.finish(), last=True)
-        self.pieces.append(text)
-        self.stop_reason = "stop" if self.stop.found else reason
-        return StreamPiece(text, None)
 
     def result(self) -> Generation:
         """Return the whole of what came so far."""

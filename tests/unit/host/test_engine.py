@@ -139,6 +139,34 @@ def test_each_group_has_one_decode_step_under_way(tokenizer):
     assert context.most_under_way == 2
 
 
+def test_the_next_step_is_under_way_before_the_text_is_made(tokenizer):
+    context = ScriptedContext(tokenizer, 1)
+    engine = Engine(context)
+    (job,) = _jobs(tokenizer, context, [("a", "0123456789")])
+    engine.add(job)
+    engine.advance()
+    feed, steps_at_read = job.decoder.feed, []
+
+    def watched(token):
+        steps_at_read.append((context.under_way, len(job.tokens)))
+        return feed(token)
+
+    job.decoder.feed = watched
+    engine.advance()
+    assert steps_at_read == [(1, 2)]
+
+
+def test_a_stop_text_is_looked_for_before_the_next_step(tokenizer):
+    context = ScriptedContext(tokenizer, 1)
+    engine = Engine(context)
+    (job,) = _jobs(tokenizer, context, [("a", "01STOP23456789")])
+    job.stop = Job.of(tokenizer, [1], 1, GREEDY, ["STOP"]).stop
+    engine.add(job)
+    engine.run()
+    assert job.result().text == "01"
+    assert len(context.fed[0]) == len(job.history) - 1
+
+
 def test_a_late_generation_joins_while_others_decode(tokenizer):
     context = ScriptedContext(tokenizer, 2)
     engine = Engine(context)

@@ -26,7 +26,8 @@ def _run(tokenizer, answer, *, end=True, stop=()):
     for token in tokenizer.encode(answer, add_special=False) + ([tokenizer.eos_id] if end else []):
         logits = np.zeros(tokenizer.n_vocab, np.float32)
         logits[token] = 9
-        pieces.append(job.accept(logits))
+        job.accept(logits)
+        pieces += job.read()
         if job.stop_reason:
             break
     return job, pieces
@@ -61,7 +62,28 @@ def test_a_stop_text_ends_it_and_is_left_out(tokenizer, stop, text, reason):
 def test_text_held_back_for_a_stop_text_comes_at_the_end(tokenizer):
     job, pieces = _run(tokenizer, "one EN", end=False, stop=["END"])
     assert "".join(piece.text for piece in pieces) == "one "
-    assert job.finish("length").text == "EN"
+    job.end_if_full(room=0)
+    assert [piece.text for piece in job.read()] == ["EN"]
+    assert (job.result().text, job.stop_reason) == ("one EN", "length")
+
+
+def test_text_that_was_not_read_step_by_step_is_the_same(tokenizer):
+    job = Job.of(tokenizer, [1], 64, GREEDY, ["END"])
+    for token in tokenizer.encode("one ENDING", add_special=False):
+        job.take(token)
+    assert job.ends_by_text
+    assert "".join(piece.text for piece in job.read()) == "one "
+    assert (job.result().text, job.stop_reason) == ("one ", "stop")
+
+
+def test_without_a_stop_text_the_end_does_not_depend_on_reading(tokenizer):
+    job = Job.of(tokenizer, [1], 2, GREEDY, [""])
+    assert not job.ends_by_text
+    for token in tokenizer.encode("abc", add_special=False)[:2]:
+        job.take(token)
+    job.end_if_full(room=9)
+    assert job.stop_reason == "length"
+    assert [piece.token is None for piece in job.read()] == [False, False, True]
 
 
 def test_no_piece_shows_half_a_character(tokenizer):
@@ -73,10 +95,15 @@ def test_no_piece_shows_half_a_character(tokenizer):
 def test_the_token_limit_and_a_full_sequence_end_it(tokenizer):
     job = Job.of(tokenizer, [1], 2, GREEDY, ())
     job.take(5)
-    assert not job.is_at_end(room=1)
-    assert job.is_at_end(room=0)
+    job.end_if_full(room=1)
+    assert job.stop_reason is None
     job.take(6)
-    assert job.is_at_end(room=1)
+    job.end_if_full(room=1)
+    assert job.stop_reason == "length"
+    full = Job.of(tokenizer, [1], 2, GREEDY, ())
+    full.take(5)
+    full.end_if_full(room=0)
+    assert full.stop_reason == "length"
 
 
 @pytest.mark.parametrize(
