@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rpc_backend.plugin_api import Tensor, host_address
 from rpc_backend_numba import layout
@@ -50,6 +50,12 @@ class Operand:
     def of(cls, tensor: Tensor) -> Operand:
         """Describe a placed tensor."""
         return cls(host_address(tensor), tensor.ne, tensor.nb, tensor.type.code)
+
+    def part(self, axis: int, first: int, last: int) -> Operand:
+        """Describe the places [first, last) along an axis, of a tensor that has an address."""
+        assert isinstance(self.address, int)
+        ne = tuple(last - first if index == axis else count for index, count in enumerate(self.ne))
+        return replace(self, address=self.address + first * self.nb[axis], ne=ne)
 
     def words(self, address: int) -> list[int]:
         return [address, *self.ne, *self.nb, self.type_code]

@@ -23,8 +23,9 @@ class PlanBuilder:
     A lowering calls `row` for each kernel call and `prepare` for what several nodes can share.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, is_interleaved: Callable[[Tensor], bool] = lambda tensor: False) -> None:
         self.lanes = lanes
+        self.is_interleaved = is_interleaved
         self.rows: list[Row] = []
         self.constants: list[npt.NDArray[Any]] = []
         self.block_nbytes: list[int] = []

@@ -9,12 +9,15 @@ import logging
 import time
 
 from rpc_backend.plugin_api import (
+    BufferUsage,
     DeviceInfo,
     Graph,
+    HostBuffer,
     HostDevice,
     Tensor,
     UnsupportedOpError,
 )
+from rpc_backend_numba.arranger import Arranger
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.library import KernelLibrary
 from rpc_backend_numba.lowering import LOWERINGS
@@ -22,6 +25,7 @@ from rpc_backend_numba.plan import NumbaPlan
 from rpc_backend_numba.table import Table
 from rpc_backend_numba.targets import cpu_name
 from rpc_backend_numba.threads import ComputeThreads
+from rpc_backend_numba.weights import Region, WeightsBuffer
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,12 @@ class NumbaDevice(HostDevice):
         )
         self._library = library
         self._threads = ComputeThreads(library, n_threads)
+        self._arranger = Arranger(library, self._threads)
+
+    def make_buffer(self, nbytes: int, usage: BufferUsage) -> HostBuffer:
+        if usage is BufferUsage.WEIGHTS:
+            return WeightsBuffer(self, nbytes, self._arranger)
+        return super().make_buffer(nbytes, usage)
 
     def supports_op(self, tensor: Tensor) -> bool:
         if tensor.op is None:
@@ -47,21 +57,30 @@ class NumbaDevice(HostDevice):
         return not tensor.op.moves_data or (lowering is not None and lowering.supports(tensor))
 
     def compile(self, graph: Graph) -> NumbaPlan:
-        started = time.monotonic()
-        builder = PlanBuilder(self._library.target.lanes)
-        for position, node in enumerate(graph.nodes):
+        for node in graph.nodes:
             if not self.supports_op(node):
                 types = ", ".join(source.type.name for source in node.sources)
                 raise UnsupportedOpError(f"device cpu cannot run {node} of {types}")
+        return NumbaPlan(graph, lambda: self._make_table(graph), self._arranger, self._threads)
+
+    def _make_table(self, graph: Graph) -> Table:
+        started = time.monotonic()
+        builder = PlanBuilder(self._library.target.lanes, _is_agreed)
+        for position, node in enumerate(graph.nodes):
             if node.op is not None and node.op.moves_data and node.n_elements:
                 builder.start_node(position)
                 LOWERINGS[node.op.name].emit(builder, node)
         table = Table(builder, self._library, self._threads.n_threads)
         _log.debug("%d nodes are %d rows, planned in %.3f s", len(graph.nodes), len(builder.rows), _since(started))
-        return NumbaPlan(graph, table, self._threads)
+        return table
 
     def close(self) -> None:
         self._threads.close()
+
+
+def _is_agreed(tensor: Tensor) -> bool:
+    buffer, _ = tensor.location()
+    return isinstance(buffer, WeightsBuffer) and Region.of(tensor) in buffer.agreed
 
 
 def _since(started: float) -> float:

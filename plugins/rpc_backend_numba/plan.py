@@ -5,36 +5,60 @@ Belongs here: running a table, and the error a kernel left. Must not be here: nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rpc_backend.plugin_api import ComputeError, Graph, HostBuffer, RunnablePlan
 from rpc_backend_numba import layout
+from rpc_backend_numba.arranger import Arranger, Uses
 from rpc_backend_numba.table import Table
 from rpc_backend_numba.threads import ComputeThreads
 
 
 class NumbaPlan(RunnablePlan):
-    """The table of a graph's kernel calls, run by a set of threads."""
+    """The table of a graph's kernel calls, run by a set of threads.
 
-    def __init__(self, graph: Graph, table: Table, threads: ComputeThreads) -> None:
+    `make_table` builds it for the order of weights that is agreed on at that time; a later change builds it anew.
+    """
+
+    def __init__(
+        self, graph: Graph, make_table: Callable[[], Table], arranger: Arranger, threads: ComputeThreads
+    ) -> None:
         self.graph = graph
-        self._table = table
+        self._make_table = make_table
+        self._arranger = arranger
         self._threads = threads
         self._buffers = _buffers_of(graph)
+        self._uses = Uses.of(graph)
+        self._version = -1
+        with arranger.lock:
+            self._interleaved = arranger.settle(self._uses)
+            self._table = make_table()
 
     def run(self) -> None:
         held = [buffer.bytes for buffer in self._buffers]  # a buffer that is closed meanwhile keeps its memory
-        self._table.error[layout.ERROR_NODE] = 0
-        self._threads.run(self._table.rows)
+        with self._arranger.lock:
+            if self._version != self._arranger.version:
+                self._settle()
+            error = self._table.error
+            error[layout.ERROR_NODE] = 0
+            self._threads.run(self._table.rows)
+            failed = [int(word) for word in error]
         del held
-        failed = int(self._table.error[layout.ERROR_NODE])
-        if failed:
-            self._raise(failed - 1)
+        if failed[layout.ERROR_NODE]:
+            self._raise(failed)
 
-    def _raise(self, position: int) -> None:
-        op = self.graph.nodes[position].op
+    def _settle(self) -> None:
+        """See to it that the weights lie as the table takes them to."""
+        interleaved = self._arranger.settle(self._uses)
+        if interleaved != self._interleaved:
+            self._interleaved, self._table = interleaved, self._make_table()
+        self._arranger.interleave(interleaved)
+        self._version = self._arranger.version
+
+    def _raise(self, error: Sequence[int]) -> None:
+        op = self.graph.nodes[error[layout.ERROR_NODE] - 1].op
         name = op.name if op else "leaf"
-        index, limit = (int(self._table.error[word]) for word in (layout.ERROR_INDEX, layout.ERROR_LIMIT))
+        index, limit = error[layout.ERROR_INDEX], error[layout.ERROR_LIMIT]
         text = f"{name}: row index {index} is not one of the {limit} rows 0 to {limit - 1}"
         raise ComputeError(text).located(op=name, device="cpu")
 

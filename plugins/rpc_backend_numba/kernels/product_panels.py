@@ -1,11 +1,10 @@
-"""Weights unpacked into panels: as many rows as a vector has lanes, their elements interleaved.
+"""Float weights unpacked into panels: as many rows as a vector has lanes, their elements interleaved.
 
-Belongs here: filling a panel from rows in their original layout. Must not be here: products over panels
-(`product_tiles`).
+Belongs here: filling a panel from rows. Must not be here: products over panels (`product_tiles`), quantised weights
+(`interleave`).
 
-`panel_<format>(weights, row_stride, n_rows, n_groups, panel, spare)`: what lanes from `n_rows` on hold is of no
-use, and a tile does not keep it; `spare` holds as many vectors as a vector has lanes. The layout of quantised panels
-is that of `formats.panel_group_nbytes`; a float panel is float32 [element][row], and `n_groups` then counts elements.
+`panel_<type>(weights, row_stride, n_rows, n, panel, spare)`: a panel is float32 [element][row]; what lanes from
+`n_rows` on hold is of no use, and a tile does not keep it; `spare` holds as many vectors as a vector has lanes.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from typing import Any
 
 from numba import types
 
-from rpc_backend_numba.formats import FORMATS, GROUP, panel_group_nbytes
 from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES, make_element_load, make_vector_load
-from rpc_backend_numba.kernels.panel_formats import make_fill
 from rpc_backend_numba.simd import store, zero
 from rpc_backend_numba.simd.layer import Layer
 from rpc_backend_numba.simd.tiles import transpose_square
@@ -24,23 +21,7 @@ from rpc_backend_numba.simd.tiles import transpose_square
 _F32 = types.float32
 
 
-def make_panel(layer: Layer, format_name: str) -> Any:
-    """Return the kernel `panel` of a quantised format."""
-    form = FORMATS[format_name]
-    fill = make_fill(layer, format_name)
-    block_nbytes, groups = form.block_nbytes, form.block_size // GROUP
-    step_nbytes = groups * panel_group_nbytes(form.scale_span, form.has_minimum, layer.lanes)
-
-    def panel(weights, row_stride, n_rows, n_groups, target, spare):
-        for _ in range(n_groups // groups):
-            fill(weights, row_stride, n_rows - 1, target, spare)
-            weights += block_nbytes
-            target += step_nbytes
-
-    return panel
-
-
-def make_float_panel(layer: Layer, type_name: str) -> Any:
+def make_panel(layer: Layer, type_name: str) -> Any:
     """Return the kernel `panel` of F32, F16 or BF16 weights."""
     F32, lanes, nbytes = layer.F32, layer.lanes, ELEMENT_NBYTES[type_name]
     load_element, load_vector = make_element_load(layer, type_name), make_vector_load(layer, type_name)

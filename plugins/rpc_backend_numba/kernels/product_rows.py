@@ -5,7 +5,7 @@ Belongs here: row times column. Must not be here: many columns (`product_tiles`)
 
 `rows_<format>(weights, row_stride, n_rows, n_groups, inputs, input_stride, n_columns, out, out_stride)`: all
 addresses and strides in bytes; `out` has one float32 per row and `out_stride` between columns. For float weights
-`n_groups` counts elements and inputs are float32.
+`n_groups` counts elements and inputs are float32; else each column of inputs lies by itself (`formats`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any
 
 from numba import types
 
-from rpc_backend_numba.formats import FORMATS, GROUP, ROW_INPUT_NBYTES, ROW_INPUT_SCALES, ROW_INPUT_SUMS
+from rpc_backend_numba.formats import (
+    FORMATS,
+    GROUP,
+    INPUT_MINUS_SUMS,
+    INPUT_NBYTES,
+    INPUT_SCALE,
+    INPUT_SCALED_SUMS,
+)
 from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES, make_element_load, make_vector_load
 from rpc_backend_numba.kernels.unpack import make_unpack
 from rpc_backend_numba.simd import (
@@ -35,7 +42,7 @@ from rpc_backend_numba.simd import (
 )
 from rpc_backend_numba.simd.layer import Layer
 
-_F32 = types.float32
+_F32, _I32 = types.float32, types.int32
 _F32X4, _I32X8 = vector(types.float32, 4), vector(types.int32, 8)
 _I8X32 = vector(types.int8, 32)
 
@@ -76,7 +83,8 @@ def _make_step(layer: Layer, format_name: str) -> Any:
     def step(total, a, b, c, d, j, source):
         start, inputs = zero(_I32X8), load(_I8X32, source)
         if has_zero_point:
-            start = load(_I32X8, source + ROW_INPUT_SUMS) << splat(_I32X8, zero_shift)
+            sums = source + INPUT_MINUS_SUMS
+            start = place(place(start, load(_I32, sums + 4), 0), load(_I32, sums + 8), 4) << splat(_I32X8, zero_shift)
         dot_a, a0, a1, am0, am1 = row(a, j, start, inputs)
         dot_b, b0, b1, bm0, bm1 = row(b, j, start, inputs)
         dot_c, c0, c1, cm0, cm1 = row(c, j, start, inputs)
@@ -85,11 +93,11 @@ def _make_step(layer: Layer, format_name: str) -> Any:
         first, second = low_half(sums), high_half(sums)
         if one_scale:
             first = first + second
-        numbers = source + ROW_INPUT_SCALES
-        scale = splat(_F32X4, load(_F32, numbers))
+        numbers = source + INPUT_SCALED_SUMS
+        scale = splat(_F32X4, load(_F32, source + INPUT_SCALE))
         total = fma(convert(_F32, first) * scale, _four(a0, b0, c0, d0), total)
         if has_minimum:
-            scaled_sum = splat(_F32X4, load(_F32, numbers + (12 if one_scale else 4)))
+            scaled_sum = splat(_F32X4, load(_F32, numbers + (0 if one_scale else 4)))
             total = fma(_four(am0, bm0, cm0, dm0), scaled_sum, total)
         if not one_scale:
             total = fma(convert(_F32, second) * scale, _four(a1, b1, c1, d1), total)
@@ -104,7 +112,7 @@ def make_rows(layer: Layer, format_name: str) -> Any:
     """Return the kernel `rows` of a quantised format: four rows at a time."""
     step = _make_step(layer, format_name)
     form = FORMATS[format_name]
-    block_nbytes, groups = form.block_nbytes, form.block_size // GROUP
+    block_nbytes, groups = form.block_nbytes, form.groups
 
     @helper
     def dots(a, b, c, d, n_blocks, source):
@@ -112,7 +120,7 @@ def make_rows(layer: Layer, format_name: str) -> Any:
         for _ in range(n_blocks):
             for j in range(groups):
                 total = step(total, a, b, c, d, j, source)
-                source += ROW_INPUT_NBYTES
+                source += INPUT_NBYTES
             a += block_nbytes
             b += block_nbytes
             c += block_nbytes

@@ -13,6 +13,7 @@ from numba import types
 
 from rpc_backend_numba.atomics import code_call
 from rpc_backend_numba.element_codes import I64
+from rpc_backend_numba.formats import TILE_ROWS
 from rpc_backend_numba.kernels.access import (
     address,
     element_code,
@@ -28,10 +29,10 @@ from rpc_backend_numba.kernels.access import (
 from rpc_backend_numba.simd import helper, load
 from rpc_backend_numba.simd.layer import Layer
 
-CODEC = 0
-"""The parameter with the address of the row codec."""
+CODEC, PICK, N_BLOCKS, SCRATCH, SCRATCH_STRIDE = 0, 1, 2, 3, 4
+"""Parameters: the row codec; for a table of interleaved rows what takes out one, and memory for it."""
 
-_call_codec = code_call(3)
+_call_codec, _call_pick = code_call(3), code_call(4)
 
 
 @helper
@@ -46,14 +47,25 @@ def _index(args, i0, i1, i2):
 def make_get_rows(layer: Layer) -> Any:
     """Return the kernel: tensor 1 the table, 2 the indices; the codec decodes a row."""
 
+    @helper
+    def place_of(args, index, i2, i3, scratch):
+        """Where a row of the table lies as it is; whole groups of rows may be interleaved."""
+        within = index % TILE_ROWS
+        if param(args, PICK) == 0 or index >= extent(args, 1, 1) // TILE_ROWS * TILE_ROWS:
+            return row_address(args, 1, index, i2, i3)
+        group = row_address(args, 1, index - within, i2, i3)
+        _call_pick(param(args, PICK), group, within, param(args, N_BLOCKS), scratch)
+        return scratch
+
     def get_rows(args, ith, nth):
         first, last = share(n_rows(args, 0), ith, nth)
         limit = extent(args, 1, 1)
+        scratch = param(args, SCRATCH) + ith * param(args, SCRATCH_STRIDE)
         for row in range(first, last):
             i1, i2, i3 = split_row(row, args, 0)
             index = _index(args, i1, i2, i3)
             if 0 <= index < limit:
-                source = row_address(args, 1, index, i2, i3)
+                source = place_of(args, index, i2, i3, scratch)
                 _call_codec(param(args, CODEC), source, row_address(args, 0, i1, i2, i3), extent(args, 0, 0))
             else:
                 report_index(args, index, limit)

@@ -23,7 +23,7 @@ _Doubles = npt.NDArray[np.float64]
 
 
 def supports_soft_max(node: Tensor) -> bool:
-    return node.nb[0] == 4 and node.sources[0].nb[0] == 4
+    return node.nb[0] == 4 and node.sources[0].nb[0] == 4 and len(node.sources) < 3
 
 
 def soft_max(builder: PlanBuilder, node: Tensor) -> None:
@@ -46,7 +46,9 @@ def alibi_slopes(n_heads: int, max_bias: float) -> npt.NDArray[np.float32]:
 
 
 def supports_rope(node: Tensor) -> bool:
-    return node.type in FLOATS and node.sources[0].type in FLOATS
+    params = node.params
+    plain = params["mode"] in (RopeMode.NORMAL, RopeMode.NEOX) and params["n_offset"] == 0
+    return plain and node.type in FLOATS and node.sources[0].type in FLOATS
 
 
 def rope(builder: PlanBuilder, node: Tensor) -> None:
@@ -91,7 +93,7 @@ def _correction_pair(n_rotations: float, params: Mapping[str, int | float]) -> n
 def supports_flash(node: Tensor) -> bool:
     q, k, v = node.sources[:3]
     readable = all(tensor.type in DECODABLE and tensor.has_packed_rows for tensor in (k, v))
-    return q.type is F32 and readable and node.nb[0] == 4
+    return q.type is F32 and readable and node.nb[0] == 4 and len(node.sources) < 5
 
 
 def flash(builder: PlanBuilder, node: Tensor) -> None:

@@ -15,6 +15,14 @@ def supports(node: Tensor) -> bool:
     return all(tensor.type in FLOATS for tensor in (node, *node.sources))
 
 
+def supports_unary(node: Tensor) -> bool:
+    return supports(node) and node.params["function"] <= Unary.EXP
+
+
+def supports_glu(node: Tensor) -> bool:
+    return supports(node) and node.params["function"] not in (Glu.SWIGLU_OAI, Glu.SWIGLU_CLAMP)
+
+
 def binary(builder: PlanBuilder, node: Tensor) -> None:
     assert node.op is not None
     builder.row(f"binary.{node.op.name}", node, node.sources)

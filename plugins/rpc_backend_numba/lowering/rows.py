@@ -25,7 +25,8 @@ def supports_get_rows(node: Tensor) -> bool:
 
 
 def supports_set_rows(node: Tensor) -> bool:
-    return node.type in ENCODABLE and node.has_packed_rows and node.sources[0].has_packed_rows
+    values = node.sources[0]
+    return values.type is F32 and node.type in ENCODABLE and node.has_packed_rows and values.has_packed_rows
 
 
 def rms_norm(builder: PlanBuilder, node: Tensor) -> None:
@@ -54,8 +55,13 @@ def top_k(builder: PlanBuilder, node: Tensor) -> None:
 
 def get_rows(builder: PlanBuilder, node: Tensor) -> None:
     table = node.sources[0]
-    same_bits = table.type is I32
-    builder.row("get_rows", node, node.sources, [Code("to_float.F32" if same_bits else f"to_float.{table.type.name}")])
+    codec = Code("to_float.F32" if table.type is I32 else f"to_float.{table.type.name}")  # the same bits
+    if not builder.is_interleaved(table):
+        builder.row("get_rows", node, node.sources, [codec, 0])
+        return
+    pick, n_blocks = Code(f"pick.{table.type.name}"), table.ne[0] // table.type.block_size
+    nbytes = table.type.row_nbytes(table.ne[0])
+    builder.row("get_rows", node, node.sources, [codec, pick, n_blocks, Private()], private_nbytes=nbytes)
 
 
 def set_rows(builder: PlanBuilder, node: Tensor) -> None:

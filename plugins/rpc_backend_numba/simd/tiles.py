@@ -8,7 +8,6 @@ A tile is a numba tuple of `n_columns` float32 vectors; lane i is row i of a pan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -17,15 +16,20 @@ from numba.core import cgutils
 
 from rpc_backend_numba.formats import (
     GROUP,
-    TILE_INPUT_NBYTES,
-    TILE_INPUT_SCALES,
+    INPUT_MINUS_SUMS,
+    INPUT_NBYTES,
+    INPUT_SCALE,
+    INPUT_SCALED_SUMS,
     UNIT_COLUMNS,
-    panel_group_nbytes,
+    Format,
 )
 from rpc_backend_numba.intrinsics import intrinsic
 from rpc_backend_numba.simd.arithmetic import broadcast, call_intrinsic, emit_dot4, suffix
 from rpc_backend_numba.simd.memory import emit_load, emit_store
 from rpc_backend_numba.simd.vectors import VectorType
+
+FEW_COLUMNS = 2
+"""A tile of so few columns has too few sums to hide the time of a dot product."""
 
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -38,10 +42,10 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return call_intrinsic(builder, f"llvm.fmuladd.{suffix(a.type)}", a.type, [a, b, c])
 
 
-def _unit_addresses(builder: Any, inputs: Any, unit_stride: Any, n_columns: int) -> list[Any]:
-    """The address of each unit of four columns."""
+def _unit_addresses(builder: Any, inputs: Any, unit_stride: Any, n_units: int) -> list[Any]:
+    """The address of each unit of columns."""
     units = [inputs]
-    for _ in range(1, n_columns // UNIT_COLUMNS):
+    for _ in range(1, n_units):
         units.append(builder.add(units[-1], unit_stride))
     return units
 
@@ -80,104 +84,76 @@ def tile_store(kind: VectorType, n_columns: int) -> Any:
     return store
 
 
-def tile_step_quantized(kind: VectorType, n_columns: int, scale_span: int, has_minimum: bool, native: bool) -> Any:
-    """Return `step(tile, panel, inputs, unit_stride)`: add the products of one group of 32."""
+def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, form: Format, native: bool) -> Any:
+    """Return `step(tile, group, inputs, unit_stride)`: add the products of one group of `kernels.tile_formats`."""
     tile = types.UniTuple(kind, n_columns)
-    emitter = _QuantizedStep(kind.lanes, n_columns, scale_span, has_minimum, native)
+    emitter = _QuantizedStep(kind.lanes, n_columns, unit_columns, form, native)
 
     @intrinsic
-    def step(typing_context: Any, values: Any, panel: Any, inputs: Any, unit_stride: Any) -> Any:
+    def step(typing_context: Any, values: Any, group: Any, inputs: Any, unit_stride: Any) -> Any:
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             totals = cgutils.unpack_tuple(builder, args[0], n_columns)
-            return cgutils.pack_array(builder, emitter.emit(builder, totals, *args[1:]))
+            words, *numbers = cgutils.unpack_tuple(builder, args[1], 5)
+            quads = cgutils.unpack_tuple(builder, words, GROUP // 4)
+            return cgutils.pack_array(builder, emitter.emit(builder, totals, quads, numbers, *args[2:]))
 
-        return tile(tile, types.intp, types.intp, types.intp), emit
+        return tile(tile, group, types.intp, types.intp), emit
 
     return step
 
 
 class _QuantizedStep:
-    def __init__(self, lanes: int, n_columns: int, scale_span: int, has_minimum: bool, native: bool) -> None:
-        self.lanes, self.n_columns, self.native, self.has_minimum = lanes, n_columns, native, has_minimum
-        self.spans = GROUP // scale_span
-        self.span_nbytes = panel_group_nbytes(scale_span, has_minimum, lanes) // self.spans
-        self.quads = 8 // self.spans
+    """`numbers` are the scales of the first and the last 16, then the minimums."""
+
+    def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format, native: bool) -> None:
+        self.lanes, self.n_columns, self.unit_columns, self.native = lanes, n_columns, unit_columns, native
+        self.spans, self.has_minimum = GROUP // form.scale_span, form.has_minimum
+        self.zero_shift = form.zero_point.bit_length() - 1
+        self.chains = 2 if n_columns <= FEW_COLUMNS else 1
         self.bytes = ir.VectorType(_I8, 4 * lanes)
         self.ints, self.floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
 
-    def emit(self, builder: Any, totals: list[Any], panel: Any, inputs: Any, unit_stride: Any) -> list[Any]:
-        units = _unit_addresses(builder, inputs, unit_stride, self.n_columns)
-        for span in range(self.spans):
-            base = _offset(builder, panel, span * self.span_nbytes)
-            totals = list(self._span(builder, totals, base, units, span))
-        return totals
-
-    def _span(self, builder: Any, totals: list[Any], panel: Any, units: list[Any], span: int) -> Iterator[Any]:
-        width = 4 * self.lanes
-        weights = [emit_load(builder, _offset(builder, panel, width * quad), self.bytes) for quad in range(self.quads)]
-        meta = _offset(builder, panel, width * self.quads)
-        start = emit_load(builder, meta, self.ints)
-        scale = emit_load(builder, _offset(builder, meta, width), self.floats)
-        minimum = emit_load(builder, _offset(builder, meta, 2 * width), self.floats) if self.has_minimum else None
+    def emit(
+        self, builder: Any, totals: list[Any], quads: list[Any], numbers: list[Any], inputs: Any, unit_stride: Any
+    ) -> list[Any]:
+        units = _unit_addresses(builder, inputs, unit_stride, self.n_columns // self.unit_columns)
+        weights = [builder.bitcast(word, self.bytes) for word in quads]
+        results = []
         for column, total in enumerate(totals):
-            source = _offset(builder, units[column // UNIT_COLUMNS], column % UNIT_COLUMNS * TILE_INPUT_NBYTES)
-            dot = start
-            for quad, weight in enumerate(weights):
-                at = _offset(builder, source, 4 * (span * self.quads + quad))
-                dot = emit_dot4(builder, self.native, dot, self._splat_bytes(builder, at), weight)
-            scales = _offset(builder, source, TILE_INPUT_SCALES)
-            by_scale = builder.fmul(builder.sitofp(dot, self.floats), self._splat_float(builder, scales))
-            total = _fma(builder, by_scale, scale, total)
-            if minimum is not None:
-                which = 12 if self.spans == 1 else 4 + 4 * span
-                sums = self._splat_float(builder, _offset(builder, scales, which))
-                total = _fma(builder, minimum, sums, total)
-            yield total
+            within = column % self.unit_columns * INPUT_NBYTES
+            source = _offset(builder, units[column // self.unit_columns], within)
+            for span in range(self.spans):
+                total = self._span(builder, total, weights, numbers[span::2], source, span)
+            results.append(total)
+        return results
 
-    def _splat_bytes(self, builder: Any, address: Any) -> Any:
-        return builder.bitcast(broadcast(builder, emit_load(builder, address, _I32), self.lanes), self.bytes)
+    def _span(self, builder: Any, total: Any, weights: list[Any], numbers: list[Any], source: Any, span: int) -> Any:
+        which = 4 * (span + 1 if self.spans == 2 else 0)
+        dot = self._dot(builder, weights, source, span, which)
+        scale = self._splat(builder, _offset(builder, source, INPUT_SCALE), _F32)
+        by_scale = builder.fmul(builder.sitofp(dot, self.floats), scale)
+        total = _fma(builder, by_scale, numbers[0], total)
+        if self.has_minimum:
+            sums = self._splat(builder, _offset(builder, source, INPUT_SCALED_SUMS + which), _F32)
+            total = _fma(builder, numbers[1], sums, total)
+        return total
 
-    def _splat_float(self, builder: Any, address: Any) -> Any:
-        return broadcast(builder, emit_load(builder, address, _F32), self.lanes)
+    def _dot(self, builder: Any, weights: list[Any], source: Any, span: int, which: int) -> Any:
+        """The dot products of the weights less their zero point; so many chains that none is waited for."""
+        dots = [ir.Constant(self.ints, None)] * self.chains
+        if self.zero_shift >= 0:
+            minus_sum = self._splat(builder, _offset(builder, source, INPUT_MINUS_SUMS + which), _I32)
+            dots[-1] = builder.shl(minus_sum, ir.Constant(self.ints, [self.zero_shift] * self.lanes))
+        per_span = len(weights) // self.spans
+        for quad in range(span * per_span, (span + 1) * per_span):
+            word = self._splat(builder, _offset(builder, source, 4 * quad), _I32)
+            inputs = builder.bitcast(word, self.bytes)
+            chain = quad % self.chains
+            dots[chain] = emit_dot4(builder, self.native, dots[chain], weights[quad], inputs)
+        return dots[0] if self.chains == 1 else builder.add(*dots)
 
-
-def panel_store(lanes: int, zero_point: int, scale_span: int, has_minimum: bool, native: bool) -> Any:
-    """Return `store(target, words, d0, d1, m0, m1)`: put a group of 32 weights of each row into a panel.
-
-    `words` are the eight words of bytes before `zero_point` is taken off; scales and minimums belong to the first and
-    last 16.
-    """
-    spans = GROUP // scale_span
-    quads, width = 8 // spans, 4 * lanes
-    span_nbytes = panel_group_nbytes(scale_span, has_minimum, lanes) // spans
-    bytes_, ints = ir.VectorType(_I8, 4 * lanes), ir.VectorType(_I32, lanes)
-
-    def emit_span(builder: Any, target: Any, words: list[Any], numbers: list[Any]) -> None:
-        total = ir.Constant(ints, None)
-        zero, one = (ir.Constant(bytes_, [value] * bytes_.count) for value in (zero_point, 1))
-        for quad, word in enumerate(words):
-            weights = builder.bitcast(word, bytes_)
-            total = emit_dot4(builder, native, total, weights, one)
-            emit_store(builder, _offset(builder, target, width * quad), builder.sub(weights, zero))
-        all_zeros = ir.Constant(ints, [scale_span * zero_point] * lanes)
-        start = builder.mul(builder.sub(all_zeros, total), ir.Constant(ints, [128] * lanes))
-        for place, number in enumerate([start, *numbers], quads):
-            emit_store(builder, _offset(builder, target, width * place), number)
-
-    @intrinsic
-    def store(typing_context: Any, target: Any, words: Any, d0: Any, d1: Any, m0: Any, m1: Any) -> Any:
-        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            every = cgutils.unpack_tuple(builder, args[1])
-            scales, minimums = args[2:4], args[4:6]
-            for span in range(spans):
-                numbers = [scales[span], minimums[span]] if has_minimum else [scales[span]]
-                base = _offset(builder, args[0], span * span_nbytes)
-                emit_span(builder, base, every[span * quads : (span + 1) * quads], numbers)
-            return context.get_dummy_value()
-
-        return types.void(types.intp, words, d0, d1, m0, m1), emit
-
-    return store
+    def _splat(self, builder: Any, address: Any, kind: Any) -> Any:
+        return broadcast(builder, emit_load(builder, address, kind), self.lanes)
 
 
 def tile_step_float(kind: VectorType, n_columns: int, column_nbytes: int = 0) -> Any:
@@ -196,7 +172,7 @@ def tile_step_float(kind: VectorType, n_columns: int, column_nbytes: int = 0) ->
     def step(typing_context: Any, values: Any, panel: Any, inputs: Any, unit_stride: Any) -> Any:
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             totals = cgutils.unpack_tuple(builder, args[0], n_columns)
-            units = _unit_addresses(builder, args[2], args[3], n_columns)
+            units = _unit_addresses(builder, args[2], args[3], n_columns // UNIT_COLUMNS)
             weights = emit_load(builder, args[1], kind.llvm)
             results = []
             for column, total in enumerate(totals):

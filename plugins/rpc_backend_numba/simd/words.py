@@ -1,7 +1,7 @@
 """Bytes of as many rows as a vector has lanes: lane i of each vector belongs to row i.
 
 Belongs here: words of four bytes out of many rows, and bits out of words, as single operations. Must not be here:
-what the bits mean (`kernels.panel_formats`).
+what the bits mean (`kernels.tile_formats`).
 
 `words` are a numba tuple of uint32 vectors. Rows lie `stride` bytes apart; those after row `last` are read as row
 `last`.
@@ -36,20 +36,35 @@ def _row_address(builder: Any, row: int, address: Any, stride: Any, last: Any) -
     return builder.add(address, builder.mul(nearest, stride))
 
 
-def load_word(lanes: int) -> Any:
-    """Return `load(address, stride, last)`: one word of each row."""
-    kind = vector(types.uint32, lanes)
+def load_word(lanes: int, element: types.Type = types.uint32) -> Any:
+    """Return `load(address, stride, last)`: one word of each row, of four bytes or of the size of `element`."""
+    kind = vector(element, lanes)
 
     @intrinsic
     def load(typing_context: Any, address: Any, stride: Any, last: Any) -> Any:
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             result = ir.Constant(kind.llvm, ir.Undefined)
             for row in range(lanes):
-                word = emit_load(builder, _row_address(builder, row, *args), _I32)
+                word = emit_load(builder, _row_address(builder, row, *args), kind.llvm.element)
                 result = builder.insert_element(result, word, ir.Constant(_I32, row))
             return result
 
         return kind(types.intp, types.intp, types.intp), emit
+
+    return load
+
+
+def load_words(lanes: int, count: int, step_nbytes: int) -> Any:
+    """Return `load(address)`: `count` words of each row, of rows that are interleaved, vectors `step_nbytes` apart."""
+    kind = vector(types.uint32, lanes)
+
+    @intrinsic
+    def load(typing_context: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            places = [builder.add(args[0], ir.Constant(_I64, step_nbytes * i)) for i in range(count)]
+            return cgutils.pack_array(builder, [emit_load(builder, place, kind.llvm) for place in places])
+
+        return types.UniTuple(kind, count)(types.intp), emit
 
     return load
 

