@@ -17,38 +17,57 @@ from rpc_backend_reference.arrays import Array, cells, floats, store
 
 
 def rope(node: Tensor) -> None:
-    """Rotate the first n_dims elements of each head in pairs by the angle of its token; the rest is kept."""
+    """Rotate n_dims elements of each head in pairs by the angle of its token; the rest is kept."""
     params = node.params
-    n_dims = int(params["n_dims"])
+    mode, n_dims, start = RopeMode(int(params["mode"])), int(params["n_dims"]), int(params["n_offset"])
     x = floats(node.sources[0]).astype(np.float64)
-    factors = floats(node.sources[2])[0, 0, 0, : n_dims // 2] if len(node.sources) == 3 else 1.0
-    positions = cells(node.sources[1])[0, 0, 0].astype(np.float64)
-    cos, sin = _rotations(positions, factors, params)
-    first, second = _pairs(n_dims, RopeMode(int(params["mode"])))
+    positions = cells(node.sources[1])[0, 0, 0].astype(np.float64).reshape(-1, node.ne[2])
+    n_pairs = n_dims if mode is RopeMode.VISION else n_dims // 2
+    factors = floats(node.sources[2])[0, 0, 0, :n_pairs] if len(node.sources) == 3 else 1.0
+    row, exponent = _sections(mode, n_pairs, params)
+    cos, sin = _rotations(positions[row].T, exponent, factors, params)
+    first, second = _pairs(start, n_pairs, mode)
     a, b = x[..., first].copy(), x[..., second].copy()
     x[..., first] = a * cos - b * sin
     x[..., second] = a * sin + b * cos
     store(node, x)
 
 
-def _pairs(n_dims: int, mode: RopeMode) -> tuple[slice, slice]:
-    if mode is RopeMode.NEOX:
-        return slice(0, n_dims // 2), slice(n_dims // 2, n_dims)
-    return slice(0, n_dims, 2), slice(1, n_dims, 2)
+def _pairs(start: int, n_pairs: int, mode: RopeMode) -> tuple[slice, slice]:
+    end = start + 2 * n_pairs
+    if mode is RopeMode.NORMAL:
+        return slice(start, end, 2), slice(start + 1, end, 2)
+    return slice(start, start + n_pairs), slice(start + n_pairs, end)
 
 
-def _rotations(positions: Array, factors: Array | float, params: Mapping[str, int | float]) -> tuple[Array, Array]:
+def _sections(mode: RopeMode, n_pairs: int, params: Mapping[str, int | float]) -> tuple[Array, Array]:
+    """Return for each pair which of a token's positions turns it, and the exponent of its frequency."""
+    pair = np.arange(n_pairs)
+    if not mode.has_sections:
+        return np.zeros(n_pairs, int), pair
+    sizes = [int(params[f"section{index}"]) for index in range(4)]
+    place = pair % sum(sizes)
+    if mode is RopeMode.IMROPE:
+        turn = place % 3
+        return np.where(place < 3 * np.array(sizes)[turn], turn, 3), pair
+    section = np.searchsorted(np.cumsum(sizes), place, side="right")
+    starts = np.concatenate([[0], np.cumsum(sizes[:3])])
+    return section, place - starts[section] if mode is RopeMode.VISION else pair
+
+
+def _rotations(
+    positions: Array, exponent: Array, factors: Array | float, params: Mapping[str, int | float]
+) -> tuple[Array, Array]:
     """Return cos and sin, both with the magnitude in them.
 
-    Shapes: positions [tokens]; factors [n_dims / 2]; results [tokens, 1, n_dims / 2].
+    Shapes: positions [tokens, pairs]; exponent, factors [pairs]; results [tokens, 1, pairs].
     """
     n_dims, freq_scale, ext_factor = int(params["n_dims"]), params["freq_scale"], params["ext_factor"]
-    pair = np.arange(n_dims // 2)
-    extrapolated = positions[:, None, None] * np.float64(params["freq_base"]) ** (-2.0 * pair / n_dims) / factors
+    extrapolated = positions[:, None] * np.float64(params["freq_base"]) ** (-2.0 * exponent / n_dims) / factors
     theta = freq_scale * extrapolated
     magnitude = np.float64(params["attn_factor"])
     if ext_factor != 0:
-        mix = _yarn_ramp(pair, params) * ext_factor
+        mix = _yarn_ramp(np.arange(len(exponent)), params) * ext_factor
         theta = theta * (1 - mix) + extrapolated * mix
         magnitude = magnitude * (1 + 0.1 * np.log(1 / np.float64(freq_scale)))
     return np.cos(theta) * magnitude, np.sin(theta) * magnitude
@@ -68,16 +87,30 @@ def _correction_pair(n_rotations: float, params: Mapping[str, int | float]) -> n
 
 
 def soft_max(node: Tensor) -> None:
-    """softmax over each row of a · scale + slope of the head · mask."""
+    """softmax over each row of a · scale + slope of the head · mask, and of the head's sink, whose share is dropped."""
     params = node.params
     scores = floats(node.sources[0]).astype(np.float64) * params["scale"]
-    if len(node.sources) == 2:
-        n_streams, n_heads, n_rows, _ = scores.shape
+    n_streams, n_heads, n_rows, n_columns = scores.shape
+    if len(node.sources) >= 2:
         mask = _mask_of(node.sources[1], n_streams, n_heads, n_rows)
         scores = scores + alibi_slopes(n_heads, params["max_bias"])[:, None, None] * mask
-    if scores.shape[-1]:
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        store(node, weights / weights.sum(axis=-1, keepdims=True))
+    if n_columns:
+        sinks = sinks_of(node, 2)
+        store(node, _shares(scores, None if sinks is None else sinks[:, None, None]))
+
+
+def sinks_of(node: Tensor, index: int) -> Array | None:
+    """Return the sink of each head, if the node has that source."""
+    return floats(node.sources[index])[0, 0, 0].astype(np.float64) if len(node.sources) > index else None
+
+
+def _shares(scores: Array, sinks: Array | float | None) -> Array:
+    """Return the softmax of the last axis with one score more, the sink, whose own share is left out."""
+    peak = scores.max(axis=-1, keepdims=True)
+    peak = peak if sinks is None else np.maximum(peak, sinks)
+    weights = np.exp(scores - peak)
+    whole = weights.sum(axis=-1, keepdims=True)
+    return weights / (whole if sinks is None else whole + np.exp(sinks - peak))
 
 
 def alibi_slopes(n_heads: int, max_bias: float) -> Array:
@@ -101,14 +134,16 @@ def _mask_of(mask: Tensor, n_streams: int, n_heads: int, n_rows: int) -> Array:
 def flash_attn_ext(node: Tensor) -> None:
     """For every stream, head and token: softmax(q · k · scale, capped, + slope · mask) times v.
 
-    Positions with a mask of -inf take no part, whatever their k and v hold; a token that sees none gives 0.
+    The sink of a head is one score more, whose share is dropped. Positions with a mask of -inf take no part, whatever
+    their k and v hold; a token that sees none gives 0.
     """
     q, k, v = (floats(source).astype(np.float64) for source in node.sources[:3])
     params = node.params
     n_streams, n_heads, n_tokens, _ = q.shape
     heads_per_k, streams_per_k = n_heads // k.shape[1], n_streams // k.shape[0]
     slopes = alibi_slopes(n_heads, params["max_bias"])
-    mask = _mask_of(node.sources[3], n_streams, n_heads, n_tokens) if len(node.sources) == 4 else None
+    mask = _mask_of(node.sources[3], n_streams, n_heads, n_tokens) if len(node.sources) >= 4 else None
+    sinks = sinks_of(node, 4)
     result = np.zeros((n_streams, n_tokens, n_heads, v.shape[-1]))
     for stream, head, token in np.ndindex(n_streams, n_heads, n_tokens):
         bias = np.zeros(k.shape[2]) if mask is None else slopes[head] * mask[stream, head, token]
@@ -117,8 +152,7 @@ def flash_attn_ext(node: Tensor) -> None:
         values = v[stream // streams_per_k, head // heads_per_k][seen]
         if len(keys):
             scores = _capped(keys @ q[stream, head, token] * params["scale"], params["logit_softcap"]) + bias[seen]
-            weights = np.exp(scores - scores.max())
-            result[stream, token, head] = weights / weights.sum() @ values
+            result[stream, token, head] = _shares(scores, None if sinks is None else sinks[head]) @ values
     store(node, result)
 
 

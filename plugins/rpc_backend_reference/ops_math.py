@@ -1,7 +1,7 @@
-"""Arithmetic: element by element, over rows, and matrix products.
+"""Arithmetic: element by element, and over rows.
 
-Belongs here: operations on values alone. Must not be here: attention and rope (`ops_attention`), rows by
-index and order (`ops_rows`), copies (`ops_layout`).
+Belongs here: operations on values alone. Must not be here: products (`ops_products`), attention and
+rope (`ops_attention`), rows by index and order (`ops_rows`), copies (`ops_layout`).
 
 Every function takes a placed node and writes its result. Arithmetic is float32 or wider and is rounded
 once to the element type of the result.
@@ -12,12 +12,12 @@ Source: formulas are those of ggml's CPU backend.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from rpc_backend.plugin_api import Glu, Tensor, Unary
-from rpc_backend_reference.arrays import Array, floats, store
+from rpc_backend_reference.arrays import Array, cells, floats, store
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -54,9 +54,22 @@ def cumsum(node: Tensor) -> None:
     store(node, np.add.accumulate(floats(node.sources[0]), axis=-1, dtype=np.float32))
 
 
-def log(node: Tensor) -> None:
-    """The natural logarithm: -inf of 0, NaN of what is below."""
-    store(node, np.log(floats(node.sources[0]).astype(np.float64)))
+def function(compute: Callable[[Array], Array]) -> Callable[[Tensor], None]:
+    """Return the operation that applies `compute` to each element in float64.
+
+    The logarithm is -inf of 0, and NaN of what is below, as is the square root.
+    """
+
+    def run(node: Tensor) -> None:
+        store(node, compute(floats(node.sources[0]).astype(np.float64)))
+
+    return run
+
+
+def leaky_relu(node: Tensor) -> None:
+    """x where it is above 0, else x · slope."""
+    x = floats(node.sources[0]).astype(np.float64)
+    store(node, np.where(x > 0, x, x * node.params["slope"]))
 
 
 def clamp(node: Tensor) -> None:
@@ -71,13 +84,43 @@ def rms_norm(node: Tensor) -> None:
     store(node, x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + node.params["eps"]))
 
 
-def mul_mat(node: Tensor) -> None:
-    """Each row of `b` times each row of `a`; heads of `a` repeat in runs: `a` head = `b` head · a2 // b2."""
-    a, b = floats(node.sources[0]), floats(node.sources[1])
-    (a3, a2, m, k), (b3, b2, n, _) = a.shape, b.shape
-    grouped = b.reshape(a3, b3 // a3, a2, b2 // a2, n, k)
-    product = grouped @ a.reshape(a3, 1, a2, 1, m, k).swapaxes(-1, -2)
-    store(node, product.reshape(b3, b2, n, m))
+def norm(node: Tensor) -> None:
+    """(x - mean) / √(variance + eps) over the row."""
+    x = floats(node.sources[0]).astype(np.float64)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    store(node, centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + node.params["eps"]))
+
+
+def l2_norm(node: Tensor) -> None:
+    """x / max(√(sum of x² over the row), eps)."""
+    x = floats(node.sources[0]).astype(np.float64)
+    store(node, x / np.maximum(np.sqrt(np.sum(x * x, axis=-1, keepdims=True)), node.params["eps"]))
+
+
+def group_norm(node: Tensor) -> None:
+    """The norm of each group of channels; all groups are of one size, rounded up, but the last."""
+    params = node.params
+    x = floats(node.sources[0]).astype(np.float64)
+    size = -(-x.shape[1] // int(params["n_groups"]))
+    for first in range(0, x.shape[1], size):
+        group = x[:, first : first + size]
+        centred = group - group.mean(axis=(1, 2, 3), keepdims=True)
+        variance = np.mean(centred * centred, axis=(1, 2, 3), keepdims=True)
+        x[:, first : first + size] = centred / np.sqrt(variance + params["eps"])
+    store(node, x)
+
+
+def total(node: Tensor) -> None:
+    store(node, floats(node.sources[0]).sum(dtype=np.float64).reshape(1, 1, 1, 1))
+
+
+def mean(node: Tensor) -> None:
+    store(node, floats(node.sources[0]).mean(axis=-1, dtype=np.float64, keepdims=True))
+
+
+def count_equal(node: Tensor) -> None:
+    a, b = (cells(source) for source in node.sources)
+    store(node, np.array(np.count_nonzero(a == b)).reshape(1, 1, 1, 1))
 
 
 def _sigmoid(x: Array) -> Array:
@@ -108,6 +151,15 @@ def _hard_sigmoid(x: Array) -> Array:
     return np.clip((x + 3) / 6, 0, 1)
 
 
+def _softplus(x: Array) -> Array:
+    return np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20))))
+
+
+def _rounded(x: Array) -> Array:
+    """To the nearest whole number, halves away from 0."""
+    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+
+
 _UNARY: dict[Unary, Callable[[Array], Array]] = {
     Unary.ABS: np.abs,
     Unary.SGN: np.sign,
@@ -123,6 +175,13 @@ _UNARY: dict[Unary, Callable[[Array], Array]] = {
     Unary.HARDSWISH: lambda x: x * _hard_sigmoid(x),
     Unary.HARDSIGMOID: _hard_sigmoid,
     Unary.EXP: np.exp,
+    Unary.EXPM1: np.expm1,
+    Unary.SOFTPLUS: _softplus,
+    Unary.GELU_ERF: _gelu_erf,
+    Unary.FLOOR: np.floor,
+    Unary.CEIL: np.ceil,
+    Unary.ROUND: _rounded,
+    Unary.TRUNC: np.trunc,
 }
 
 _GLU: dict[Glu, Callable[[Array], Array]] = {
@@ -135,8 +194,16 @@ _GLU: dict[Glu, Callable[[Array], Array]] = {
 
 
 def unary(node: Tensor) -> None:
-    function = _UNARY[Unary(int(node.params["function"]))]
-    store(node, function(floats(node.sources[0]).astype(np.float64)))
+    params = node.params
+    function = Unary(int(params["function"]))
+    x = floats(node.sources[0]).astype(np.float64)
+    store(node, _xielu(x, params) if function is Unary.XIELU else _UNARY[function](x))
+
+
+def _xielu(x: Array, params: Mapping[str, int | float]) -> Array:
+    """Source: https://arxiv.org/abs/2411.13010; the parameters are those that ggml precomputes."""
+    below = (np.expm1(np.minimum(x, params["eps"])) - x) * params["alpha_n"]
+    return np.where(x > 0, params["alpha_p"] * x * x, below) + params["beta"] * x
 
 
 def glu(node: Tensor) -> None:
@@ -149,4 +216,17 @@ def glu(node: Tensor) -> None:
         gate, value = np.split(floats(node.sources[0]).astype(np.float64), 2, axis=-1)
         if params["swapped"]:
             gate, value = value, gate
-    store(node, _GLU[Glu(int(params["function"]))](gate) * value)
+    kind = Glu(int(params["function"]))
+    if kind in (Glu.SWIGLU_OAI, Glu.SWIGLU_CLAMP):
+        store(node, _limited(kind, gate, value, params))
+    else:
+        store(node, _GLU[kind](gate) * value)
+
+
+def _limited(kind: Glu, gate: Array, value: Array, params: Mapping[str, int | float]) -> Array:
+    """The gate at most `limit`, the value within ± `limit`; SWIGLU_OAI: gate · σ(alpha · gate) · (value + 1)."""
+    limit = params["limit"]
+    gate, value = np.minimum(gate, limit), np.clip(value, -limit, limit)
+    if kind is Glu.SWIGLU_OAI:
+        return gate * _sigmoid(params["alpha"] * gate) * (value + 1)
+    return _silu(gate) * value

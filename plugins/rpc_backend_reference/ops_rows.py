@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from rpc_backend.plugin_api import ComputeError, Tensor
-from rpc_backend_reference.arrays import I32, Array, cells, decode, encode, store
+from rpc_backend_reference.arrays import I32, Array, cells, decode, encode, floats, store
 
 
 def get_rows(node: Tensor) -> None:
@@ -21,7 +21,7 @@ def get_rows(node: Tensor) -> None:
     """
     source, rows = node.sources
     table = cells(source)
-    index = _checked(node, rows, table.shape[2])
+    index = checked(node, rows, table.shape[2])
     stream, head = np.arange(table.shape[0]), np.arange(table.shape[1])
     picked = table[stream[:, None, None], head[None, :, None], index]
     store(node, picked if source.type is I32 else decode(source.type, picked))
@@ -35,14 +35,18 @@ def set_rows(node: Tensor) -> None:
     """
     values, rows, _ = node.sources
     table = cells(node)
-    index = _checked(node, rows, table.shape[2])
+    index = checked(node, rows, table.shape[2])
     stream, head = np.arange(values.ne[3]), np.arange(values.ne[2])
     every = index[stream[:, None] % rows.ne[2], head[None, :] % rows.ne[1]]
-    table[stream[:, None, None], head[None, :, None], every] = encode(node.type, cells(values))
+    table[stream[:, None, None], head[None, :, None], every] = encode(node.type, floats(values))
 
 
-def _checked(node: Tensor, rows: Tensor, n_rows: int) -> Array:
-    """Return the indices [n2, n1, n0] once all are known to be inside."""
+def checked(node: Tensor, rows: Tensor, n_rows: int) -> Array:
+    """Return the indices [n2, n1, n0] once all are known to be inside.
+
+    Raises:
+        ComputeError: one is not.
+    """
     index = cells(rows)[0]
     outside = index[(index < 0) | (index >= n_rows)]
     if outside.size:

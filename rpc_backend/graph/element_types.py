@@ -32,6 +32,13 @@ class ElementType:
     def is_quantized(self) -> bool:
         return self.dtype is None
 
+    @property
+    def alignment(self) -> int:
+        """Offsets and strides are multiples of so many bytes: of an element, or of a block's widest field."""
+        if self.is_quantized:
+            return 2 - self.block_nbytes % 2
+        return self.block_nbytes
+
     def row_nbytes(self, n_elements: int) -> int:
         """Return the bytes of `n_elements` stored one after another.
 
@@ -67,16 +74,19 @@ Q4_K = ElementType("Q4_K", 12, 256, 144)
 Q5_K = ElementType("Q5_K", 13, 256, 176)
 Q6_K = ElementType("Q6_K", 14, 256, 210)
 IQ4_NL = ElementType("IQ4_NL", 20, 32, 18)
+IQ4_XS = ElementType("IQ4_XS", 23, 256, 136)
 I8 = _plain("I8", 24, "<i1")
 I16 = _plain("I16", 25, "<i2")
 I32 = _plain("I32", 26, "<i4")
 I64 = _plain("I64", 27, "<i8")
 BF16 = _plain("BF16", 30, "<u2")
+MXFP4 = ElementType("MXFP4", 39, 32, 17)
 
 ELEMENT_TYPES = {
     kind.code: kind
     for kind in (
-        F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, I8, I16, I32, I64, BF16,
+        F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, I8, I16, I32, I64, BF16,
+        MXFP4,
     )
 }  # fmt: skip
 

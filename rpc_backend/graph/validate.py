@@ -76,7 +76,7 @@ def _check_overlap(tensor: Tensor) -> None:
 
 
 def _check_alignment(tensor: Tensor) -> None:
-    step = 2 if tensor.type.is_quantized else tensor.type.block_nbytes
+    step = tensor.type.alignment
     _, offset = tensor.location()
     strides = [stride for extent, stride in zip(tensor.ne, tensor.nb, strict=True) if extent > 1]
     if any(value % step for value in (offset, *strides)):

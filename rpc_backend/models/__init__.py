@@ -1,10 +1,11 @@
 """Models: GGUF files, architectures, the KV cache and the graph of a step."""
 
+from rpc_backend.gguf_file import GgufFile, GgufTensor
 from rpc_backend.models.architectures import ARCHITECTURES, Architecture
 from rpc_backend.models.cache import KV_TYPES, LayerCache, cache_spec
-from rpc_backend.models.gguf_file import GgufFile, GgufTensor
-from rpc_backend.models.hyperparameters import Hyperparameters, Rope, RopeScaling
+from rpc_backend.models.hyperparameters import Hyperparameters, Traits
 from rpc_backend.models.model import Model, load_model
+from rpc_backend.models.rope_parameters import Rope, RopeScaling
 from rpc_backend.models.sampler_params import SamplerParams, uniform
 from rpc_backend.models.sampling_graph import (
     MAX_K,
@@ -22,6 +23,6 @@ from rpc_backend.models.weights import Place, Weight, WeightSpec
 __all__ = [
     "ARCHITECTURES", "KV_TYPES", "MAX_K", "Architecture", "GgufFile", "GgufTensor", "Hyperparameters", "LayerCache",
     "Model", "Place", "Rope", "RopeScaling", "SamplerParams", "SamplingShape", "SamplingStep", "Step", "StepArrays",
-    "StepInputs", "StepShape", "Weight", "WeightSpec", "build_sampling", "build_step", "cache_spec",
+    "StepInputs", "StepShape", "Traits", "Weight", "WeightSpec", "build_sampling", "build_step", "cache_spec",
     "can_sample_on_backend", "load_model", "padded_n_kv", "sampling_values", "step_arrays", "uniform",
 ]  # fmt: skip

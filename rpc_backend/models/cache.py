@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rpc_backend.errors import ConfigError
 from rpc_backend.graph import ElementType, Tensor, build
 from rpc_backend.graph.element_types import F16, F32
-from rpc_backend.models.hyperparameters import Hyperparameters
+from rpc_backend.models.hyperparameters import Hyperparameters, LinearAttention
 
 KV_TYPES = (F16, F32)
 
@@ -22,10 +22,14 @@ class LayerCache:
 
     Shapes: k [head_k * n_head_kv, n_ctx_seq, n_seq], v [head_v * n_head_kv, n_ctx_seq, n_seq]. Each
     sequence owns one plane; the cell of a token is its position.
+
+    A layer with a state keeps F32: k the last inputs of its convolution [n_channels, conv_width - 1, n_seq], the oldest
+    first; v its state [n_state, 1, n_seq].
     """
 
     k: Tensor
     v: Tensor
+    is_state: bool = False
 
     @property
     def n_ctx_seq(self) -> int:
@@ -55,12 +59,35 @@ def cache_spec(hparams: Hyperparameters, n_ctx_seq: int, n_seq: int, kv_type: El
         known = ", ".join(kind.name for kind in KV_TYPES)
         raise ConfigError(f"the cache cannot be of type {kv_type.name}; supported: {known}")
     return [
-        LayerCache(
+        _state(hparams.linear, layer, n_seq)
+        if hparams.linear is not None and hparams.has_state(layer)
+        else LayerCache(
             build.leaf(kv_type, (hparams.n_embd_k, n_ctx_seq, n_seq), f"cache_k-{layer}"),
             build.leaf(kv_type, (hparams.n_embd_v, n_ctx_seq, n_seq), f"cache_v-{layer}"),
         )
         for layer in range(hparams.n_layer)
     ]
+
+
+def _state(linear: LinearAttention, layer: int, n_seq: int) -> LayerCache:
+    inputs = (linear.n_channels, linear.conv_width - 1, n_seq)
+    return LayerCache(
+        build.leaf(F32, inputs, f"cache_conv-{layer}"),
+        build.leaf(F32, (linear.n_state, 1, n_seq), f"cache_state-{layer}"),
+        is_state=True,
+    )
+
+
+def attention_cache(cache: Sequence[LayerCache]) -> LayerCache:
+    """Return the first layer's that holds keys and values.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = next((layer for layer in cache if not layer.is_state), None)
+    if found is None:
+        raise ConfigError("no layer of the cache holds keys and values")
+    return found
 
 
 def window(stored: Tensor, cache: LayerCache, head: int, first_seq: int, n_seqs: int, n_kv: int) -> Tensor:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rpc_backend.errors import ModelError, UnsupportedModelError
+from rpc_backend.gguf_file import GgufFile
 from rpc_backend.models.architectures import ARCHITECTURES, Architecture
-from rpc_backend.models.gguf_file import GgufFile
 from rpc_backend.models.hyperparameters import Hyperparameters, read_architecture, read_hyperparameters
 from rpc_backend.models.weights import Weight, collect_weights
 
@@ -32,7 +32,7 @@ def load_model(file: GgufFile) -> Model:
     """
     try:
         architecture = _find_architecture(read_architecture(file.metadata))
-        hparams = read_hyperparameters(file.metadata, architecture.rope_mode)
+        hparams = read_hyperparameters(file.metadata, architecture.traits)
         return Model(hparams, architecture, tuple(collect_weights(file, architecture.weight_specs(hparams))))
     except ModelError as error:
         raise type(error)(f"{file.path}: {error.message}") from error

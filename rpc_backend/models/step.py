@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from rpc_backend.errors import GraphError
 from rpc_backend.graph import Graph, Tensor
-from rpc_backend.models.cache import LayerCache, check_cache
+from rpc_backend.models.cache import LayerCache, attention_cache, check_cache
 from rpc_backend.models.layers import LayerBuilder
 from rpc_backend.models.model import Model
 from rpc_backend.models.sampling_graph import SamplingShape, SamplingStep, build_sampling
@@ -70,18 +70,18 @@ def build_step(
         ConfigError: the cache has another count of layers than the model.
     """
     check_cache(cache, model.hparams.n_layer)
-    shape.check(cache[0])
+    shape.check(attention_cache(cache))
     missing = next((weight.name for weight in model.weights if weight.name not in weights), None)
     if missing is not None:
         raise GraphError(f"the weight {missing} of the model is not among those given")
     if sampling is not None and sampling.n_rows != shape.n_outputs:
         raise GraphError(f"{shape} has not the logits of {sampling.n_rows} rows to sample from")
-    inputs = StepInputs.of_shape(shape)
+    inputs = StepInputs.of_shape(shape, model.hparams)
     layers = LayerBuilder(model.hparams, weights, cache, shape, inputs)
     result = model.architecture.build(layers)
     if sampling is not None:
         step = build_sampling(result, sampling)
-        return Step(shape, inputs, result, Graph.of(*step.outputs), step)
+        return Step(shape, inputs, result, Graph.of(*layers.states, *step.outputs), step)
     if shape.n_outputs:
-        return Step(shape, inputs, result, Graph.of(result))
-    return Step(shape, inputs, None, Graph.of(*layers.last_stored))
+        return Step(shape, inputs, result, Graph.of(*layers.states, result))
+    return Step(shape, inputs, None, Graph.of(*layers.states, *layers.last_stored))

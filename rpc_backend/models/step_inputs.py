@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_backend.errors import ConfigError, ContextFullError
+from rpc_backend.models.hyperparameters import Hyperparameters
 from rpc_backend.models.step_shape import StepShape
 
 KV_GRANULARITY = 256
@@ -32,14 +33,19 @@ class StepArrays:
     """The values of `StepInputs`, field by field, C-contiguous with the outermost axis first.
 
     Shapes: tokens, positions int32 [n_total]; kv_rows int64 [n_total]; mask float16
-    [n_seqs, 1, n_tokens, n_kv]; output_rows int32 [n_outputs].
+    [n_seqs, 1, n_tokens, n_kv], and window_mask; output_rows int32 [n_outputs]; is_token float32 [n_total]; has_past
+    float32 [n_seqs]; conv_rows int32 [n_seqs, conv_width - 1].
     """
 
     tokens: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
     kv_rows: npt.NDArray[np.int64]
     mask: npt.NDArray[np.float16]
+    window_mask: npt.NDArray[np.float16]
     output_rows: npt.NDArray[np.int32]
+    is_token: npt.NDArray[np.float32]
+    has_past: npt.NDArray[np.float32]
+    conv_rows: npt.NDArray[np.int32]
 
 
 def padded_n_kv(n_cells: int, n_ctx_seq: int, granularity: int = KV_GRANULARITY) -> int:
@@ -53,8 +59,11 @@ def step_arrays(
     lengths: Sequence[int],
     n_ctx_seq: int,
     output_rows: Sequence[int] | None = None,
+    hparams: Hyperparameters | None = None,
 ) -> StepArrays:
     """Lay out one step.
+
+    `hparams` says what layers with a window or a state need; it may be left out of models without them.
 
     `tokens` are the new tokens of each of the shape's sequences, at most `n_tokens` and possibly none;
     `lengths` how many tokens each has in its cells before. `output_rows` index the slots, sequence by
@@ -72,13 +81,20 @@ def step_arrays(
     values = np.zeros((shape.n_seqs, shape.n_tokens), np.int32)
     for row, own in zip(values, tokens, strict=True):
         row[: len(own)] = own
+    window = hparams.window.size if hparams and hparams.window else 0
+    n_kept = hparams.linear.conv_width - 1 if hparams and hparams.linear else 0
+    mask = _mask(shape, cells, is_padding, 0)
     planes = (shape.first_seq + np.arange(shape.n_seqs))[:, None] * n_ctx_seq
     return StepArrays(
         tokens=values.reshape(-1),
         positions=cells.astype(np.int32).reshape(-1),
         kv_rows=(planes + cells).reshape(-1),
-        mask=_mask(shape, cells, is_padding),
+        mask=mask,
+        window_mask=_mask(shape, cells, is_padding, window) if window else mask,
         output_rows=_output_rows(shape, counts, output_rows),
+        is_token=(~is_padding).astype(np.float32).reshape(-1),
+        has_past=(starts > 0).astype(np.float32),
+        conv_rows=(counts[:, None] + np.arange(n_kept)).astype(np.int32),
     )
 
 
@@ -106,11 +122,17 @@ def _check_room(shape: StepShape, counts: npt.NDArray[np.int64], starts: npt.NDA
         raise ConfigError(f"{shape} looks at {shape.n_kv} cells, its tokens need {seen}")
 
 
-def _mask(shape: StepShape, cells: npt.NDArray[np.int64], is_padding: npt.NDArray[np.bool_]) -> npt.NDArray[np.float16]:
-    """Causal for tokens; padding sees its own cell, or the first where its own is beyond `n_kv`."""
+def _mask(
+    shape: StepShape, cells: npt.NDArray[np.int64], is_padding: npt.NDArray[np.bool_], window: int
+) -> npt.NDArray[np.float16]:
+    """Causal for tokens, which see the last `window` cells, or all if it is 0; padding sees its own cell, or the first
+    where its own is beyond `n_kv`."""
     cell = np.arange(shape.n_kv)
     own = np.where(cells < shape.n_kv, cells, 0)[:, :, None]
-    visible = np.where(is_padding[:, :, None], cell == own, cell <= cells[:, :, None])  # [n_seqs, n_tokens, n_kv]
+    seen = cell <= cells[:, :, None]
+    if window:
+        seen &= cell > cells[:, :, None] - window
+    visible = np.where(is_padding[:, :, None], cell == own, seen)  # [n_seqs, n_tokens, n_kv]
     return np.where(visible, np.float16(0), np.float16(-np.inf))[:, None]
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from rpc_backend.errors import GraphError
 from rpc_backend.graph import Tensor, build
-from rpc_backend.graph.element_types import F16, I32, I64
+from rpc_backend.graph.element_types import F16, F32, I32, I64
 from rpc_backend.models.cache import LayerCache
+from rpc_backend.models.hyperparameters import Hyperparameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +50,36 @@ class StepInputs:
     """The leaves that change from step to step; tokens are ordered sequence by sequence.
 
     Shapes: tokens, positions I32 [n_total]; kv_rows I64 [n_total], rows of the flat cache
-    [embd, n_ctx_seq * n_seq]; mask F16 [n_kv, n_tokens, 1, n_seqs], 0 or minus infinity; output_rows I32
-    [n_outputs], which tokens give logits.
+    [embd, n_ctx_seq * n_seq]; mask F16 [n_kv, n_tokens, 1, n_seqs], 0 or minus infinity, and window_mask, the same of
+    layers with a window; output_rows I32 [n_outputs], which tokens give logits.
+
+    For layers with a state: is_token F32 [n_total], 0 for padding; has_past F32 [n_seqs], 0 for a sequence without
+    tokens before; conv_rows I32 [conv_width - 1, n_seqs], which inputs of the convolution to keep.
     """
 
     tokens: Tensor
     positions: Tensor
     kv_rows: Tensor
     mask: Tensor
+    window_mask: Tensor
     output_rows: Tensor
+    is_token: Tensor
+    has_past: Tensor
+    conv_rows: Tensor
 
     @classmethod
-    def of_shape(cls, shape: StepShape) -> StepInputs:
+    def of_shape(cls, shape: StepShape, hparams: Hyperparameters) -> StepInputs:
         """Make the leaves of a shape, not placed."""
+        n_kept = hparams.linear.conv_width - 1 if hparams.linear else 0
+        mask_ne = (shape.n_kv, shape.n_tokens, 1, shape.n_seqs)
         return cls(
             tokens=build.leaf(I32, (shape.n_total,), "tokens"),
             positions=build.leaf(I32, (shape.n_total,), "positions"),
             kv_rows=build.leaf(I64, (shape.n_total,), "kv_rows"),
-            mask=build.leaf(F16, (shape.n_kv, shape.n_tokens, 1, shape.n_seqs), "mask"),
+            mask=build.leaf(F16, mask_ne, "mask"),
+            window_mask=build.leaf(F16, mask_ne, "window_mask"),
             output_rows=build.leaf(I32, (shape.n_outputs,), "output_rows"),
+            is_token=build.leaf(F32, (shape.n_total,), "is_token"),
+            has_past=build.leaf(F32, (shape.n_seqs,), "has_past"),
+            conv_rows=build.leaf(I32, (n_kept, shape.n_seqs), "conv_rows"),
         )

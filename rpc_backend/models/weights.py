@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_backend.errors import ModelFileError, UnsupportedModelError
+from rpc_backend.gguf_file import GgufFile, GgufTensor
 from rpc_backend.graph import ElementType
 from rpc_backend.graph.element_types import F32, FLOATS, QUANTIZED
-from rpc_backend.models.gguf_file import GgufFile, GgufTensor
 from rpc_backend.models.hyperparameters import Hyperparameters
 
 Place = int | Literal["input", "output"]
@@ -70,31 +70,58 @@ def frame_specs(hparams: Hyperparameters) -> Iterator[WeightSpec]:
     yield WeightSpec("output.bias", (hparams.n_vocab,), "output", is_required=False)
 
 
-def attention_specs(hparams: Hyperparameters, layer: int, *, needs_bias: bool) -> Iterator[WeightSpec]:
+def norm_spec(layer: int, part: str, n: int) -> WeightSpec:
+    """The factors of a norm of a layer."""
+    return WeightSpec(f"blk.{layer}.{part}.weight", (n,), layer)
+
+
+def attention_specs(
+    hparams: Hyperparameters,
+    layer: int,
+    *,
+    needs_bias: bool = False,
+    needs_output_bias: bool = False,
+    has_norm: bool = True,
+) -> Iterator[WeightSpec]:
     """The norm before attention and its four matrices; biases are optional unless needed."""
     parts = {"attn_q": hparams.n_embd_q, "attn_k": hparams.n_embd_k, "attn_v": hparams.n_embd_v}
-    yield WeightSpec(f"blk.{layer}.attn_norm.weight", (hparams.n_embd,), layer)
+    if has_norm:
+        yield norm_spec(layer, "attn_norm", hparams.n_embd)
     for part, n_rows in parts.items():
         yield WeightSpec(f"blk.{layer}.{part}.weight", (hparams.n_embd, n_rows), layer)
         yield WeightSpec(f"blk.{layer}.{part}.bias", (n_rows,), layer, is_required=needs_bias)
+    yield from output_specs(hparams, layer, needs_bias=needs_output_bias)
+
+
+def output_specs(hparams: Hyperparameters, layer: int, *, needs_bias: bool = False) -> Iterator[WeightSpec]:
+    """The matrix behind attention; its bias is optional unless needed."""
     width = hparams.head_v * hparams.n_head
     yield WeightSpec(f"blk.{layer}.attn_output.weight", (width, hparams.n_embd), layer)
-    yield WeightSpec(f"blk.{layer}.attn_output.bias", (hparams.n_embd,), layer, is_required=False)
+    yield WeightSpec(f"blk.{layer}.attn_output.bias", (hparams.n_embd,), layer, is_required=needs_bias)
 
 
-def mlp_specs(hparams: Hyperparameters, layer: int) -> Iterator[WeightSpec]:
+def mlp_specs(hparams: Hyperparameters, layer: int, *, has_norm: bool = True) -> Iterator[WeightSpec]:
     """The norm before the MLP and its three matrices, with optional biases."""
-    n_embd, n_ff = hparams.n_embd, hparams.n_ff
-    yield WeightSpec(f"blk.{layer}.ffn_norm.weight", (n_embd,), layer)
+    if has_norm:
+        yield norm_spec(layer, "ffn_norm", hparams.n_embd)
+    yield from gated_specs(hparams, layer, hparams.n_ff)
+
+
+def gated_specs(
+    hparams: Hyperparameters, layer: int, n_ff: int, suffix: str = "", *, takes_bias: bool = True
+) -> Iterator[WeightSpec]:
+    """The three matrices of a gated MLP; `suffix` names another one of the layer, as `_shexp`."""
+    n_embd = hparams.n_embd
     for part, ne in (("ffn_gate", (n_embd, n_ff)), ("ffn_up", (n_embd, n_ff)), ("ffn_down", (n_ff, n_embd))):
-        yield WeightSpec(f"blk.{layer}.{part}.weight", ne, layer)
-        yield WeightSpec(f"blk.{layer}.{part}.bias", (ne[1],), layer, is_required=False)
+        yield WeightSpec(f"blk.{layer}.{part}{suffix}.weight", ne, layer)
+        if takes_bias:
+            yield WeightSpec(f"blk.{layer}.{part}{suffix}.bias", (ne[1],), layer, is_required=False)
 
 
-def rope_factor_spec(hparams: Hyperparameters, layer: int) -> WeightSpec:
+def rope_factor_spec(hparams: Hyperparameters, layer: int, kind: str = "rope_freqs") -> WeightSpec:
     """The optional frequency factors of ROPE: one tensor in the file, used by every layer."""
-    name = f"blk.{layer}.rope_freqs.weight"
-    return WeightSpec(name, (hparams.rope.n_dims // 2,), layer, is_required=False, stored_as="rope_freqs.weight")
+    name = f"blk.{layer}.{kind}.weight"
+    return WeightSpec(name, (hparams.rope.n_dims // 2,), layer, is_required=False, stored_as=f"{kind}.weight")
 
 
 def collect_weights(file: GgufFile, specs: Iterable[WeightSpec]) -> list[Weight]:

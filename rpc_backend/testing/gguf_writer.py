@@ -16,10 +16,11 @@ import numpy.typing as npt
 from rpc_backend.errors import ConfigError
 from rpc_backend.models import ARCHITECTURES, WeightSpec
 from rpc_backend.models.hyperparameters import ARCHITECTURE_KEY, Hyperparameters, read_hyperparameters
+from rpc_backend.testing.tiny_shapes import tiny_shape
 
-WRITABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+WRITABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 SPECIAL_TOKENS = ("<s>", "</s>", "<unk>", "<pad>")
-_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+_NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5
 _MERGED = "ab"
 
 Array = npt.NDArray[np.float32]
@@ -57,8 +58,12 @@ def write_tiny_model(
             f"cannot write {architecture} in {type}; architectures: {', '.join(ARCHITECTURES)}, "
             f"types: {', '.join(WRITABLE_TYPES)}"
         )
-    keys = _metadata(architecture, n_layer, n_embd, n_ff, n_head, n_head_kv, head, n_ctx)
-    hparams = read_hyperparameters(keys, ARCHITECTURES[architecture].rope_mode)
+    shape = tiny_shape(architecture)
+    head = n_embd // n_head if shape.heads_fill_width else head
+    keys = shape_keys(architecture, n_layer, n_embd, n_ff, n_head, n_head_kv, head, n_ctx) | byte_vocabulary()
+    keys |= {f"{architecture}.{key}": value for key, value in shape.keys.items()}
+    hparams = read_hyperparameters(keys, ARCHITECTURES[architecture].traits)
+    tied = tied or shape.is_tied
     values = _random_tensors(hparams, np.random.default_rng(seed), tied=tied, optional=optional)
     _write(Path(path), _changed(keys, metadata), _changed(values, tensors), type)
     return Path(path)
@@ -74,9 +79,10 @@ def byte_characters() -> list[str]:
     return [chr(value) if value in printable else chr(next(others)) for value in range(256)]
 
 
-def _metadata(
+def shape_keys(
     architecture: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, head: int, n_ctx: int
 ) -> dict[str, Any]:
+    """Return the metadata that says which architecture a model has, and its shape without the vocabulary."""
     shape = {
         "block_count": n_layer,
         "context_length": n_ctx,
@@ -93,13 +99,15 @@ def _metadata(
     return {
         ARCHITECTURE_KEY: architecture,
         **{f"{architecture}.{key}": value for key, value in shape.items()},
-        **_vocab(),
     }
 
 
-def _vocab() -> dict[str, Any]:
+def byte_vocabulary(n_tokens: int = 0) -> dict[str, Any]:
+    """Return the metadata of a vocabulary of bytes, specials and one merge, with unused tokens up to `n_tokens`."""
     tokens = [*byte_characters(), *SPECIAL_TOKENS, _MERGED]
-    kinds = {"<unk>": _UNKNOWN} | dict.fromkeys(("<s>", "</s>", "<pad>"), _CONTROL)
+    unused = [f"<unused{number}>" for number in range(len(tokens), n_tokens)]
+    kinds = {"<unk>": _UNKNOWN} | dict.fromkeys(("<s>", "</s>", "<pad>"), _CONTROL) | dict.fromkeys(unused, _UNUSED)
+    tokens += unused
     keys = {
         "model": "gpt2",
         "pre": "gpt-2",
@@ -120,16 +128,21 @@ def _random_tensors(
     for spec in ARCHITECTURES[hparams.architecture]().weight_specs(hparams):
         wanted = not tied if spec.name == "output.weight" else spec.is_required or optional
         if wanted and spec.file_name not in values:
-            values[spec.file_name] = _random_values(spec, random)
+            values[spec.file_name] = random_values(spec, random)
     return values
 
 
-def _random_values(spec: WeightSpec, random: np.random.Generator) -> Array:
-    """Norms and factors lie around 1, biases around 0, and products of matrices keep their size."""
+def random_values(spec: WeightSpec, random: np.random.Generator) -> Array:
+    """Return a weight's values: norms and factors around 1, biases around 0, matrices that keep a product's size.
+
+    Decays are negative.
+    """
     noise = random.standard_normal(tuple(reversed(spec.ne)), np.float32)
-    if len(spec.ne) > 1:
-        return noise * np.float32(spec.ne[0] ** -0.5)
     is_bias = spec.name.endswith(".bias")
+    if len(spec.ne) > 1 and not is_bias:
+        return noise * np.float32(spec.ne[0] ** -0.5)
+    if spec.name.endswith(".ssm_a"):
+        return -np.abs(noise)  # a state forgets, it does not grow
     return noise * np.float32(0.1) + np.float32(not is_bias)
 
 
@@ -141,16 +154,22 @@ def _write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Array]
     writer = gguf.GGUFWriter(path, str(metadata.get(ARCHITECTURE_KEY, "")))
     writer.kv_data[0].pop(ARCHITECTURE_KEY, None)  # the writer adds it by itself; here it may be left out
     for key, value in metadata.items():
-        _add_key(writer, key, value)
+        add_key(writer, key, value)
     for name, values in tensors.items():
-        _add_tensor(writer, name, values, type if values.ndim > 1 else "F32")
+        _add_tensor(writer, name, values, "F32" if values.ndim == 1 or _stays_plain(name) else type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def _stays_plain(name: str) -> bool:
+    """Biases and short kernels are not stored as matrices are."""
+    return name.endswith((".bias", ".ssm_conv1d.weight", ".ffn_gate_inp_shexp.weight"))
+
+
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a key of the type that fits a plain value."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -27,6 +27,14 @@ class Unary(IntEnum):
     HARDSWISH = 11
     HARDSIGMOID = 12
     EXP = 13
+    EXPM1 = 14
+    SOFTPLUS = 15
+    GELU_ERF = 16
+    XIELU = 17
+    FLOOR = 18
+    CEIL = 19
+    ROUND = 20
+    TRUNC = 21
 
 
 class Glu(IntEnum):
@@ -35,12 +43,35 @@ class Glu(IntEnum):
     REGLU = 0
     GEGLU = 1
     SWIGLU = 2
+    SWIGLU_OAI = 3
     GEGLU_ERF = 4
     GEGLU_QUICK = 5
+    SWIGLU_CLAMP = 6
 
 
 class RopeMode(IntEnum):
-    """How ROPE pairs elements: neighbours (NORMAL), or the two halves (NEOX)."""
+    """How ROPE pairs elements, and which position turns which pair.
+
+    Neighbours (NORMAL), or the two halves (all others). With sections, a token has four positions (time, height,
+    width, one more) and each section of the pairs turns by its own: MROPE one behind the other, IMROPE interleaved,
+    VISION with angles that begin anew in each section.
+    """
 
     NORMAL = 0
     NEOX = 2
+    MROPE = 8
+    VISION = 24
+    IMROPE = 40
+
+    @property
+    def has_sections(self) -> bool:
+        return self in (RopeMode.MROPE, RopeMode.VISION, RopeMode.IMROPE)
+
+
+class Triangle(IntEnum):
+    """The part of a matrix that TRI keeps, with or without the diagonal."""
+
+    UPPER_DIAGONAL = 0
+    UPPER = 1
+    LOWER_DIAGONAL = 2
+    LOWER = 3

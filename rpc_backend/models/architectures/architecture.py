@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rpc_backend.graph import RopeMode, Tensor
-from rpc_backend.models.hyperparameters import Hyperparameters
+from rpc_backend.graph import Tensor
+from rpc_backend.models.hyperparameters import Hyperparameters, Traits
 from rpc_backend.models.layers import LayerBuilder
 from rpc_backend.models.weights import WeightSpec, frame_specs
 
@@ -19,7 +19,9 @@ from rpc_backend.models.weights import WeightSpec, frame_specs
 class Architecture(ABC):
     """A decoder with norms before attention and before the MLP. Subclasses say what a layer has and does."""
 
-    rope_mode: ClassVar[RopeMode]
+    traits: ClassVar[Traits]
+    mlp_norm: ClassVar[str] = "ffn_norm"
+    """The norm before the MLP."""
 
     @abstractmethod
     def layer_specs(self, hparams: Hyperparameters, layer: int) -> Iterator[WeightSpec]:
@@ -31,22 +33,30 @@ class Architecture(ABC):
 
     def mlp(self, parts: LayerBuilder, x: Tensor, layer: int) -> Tensor:
         """Return what the MLP adds to normed activations `x`: [n_embd, n_outputs] in the last layer."""
-        return parts.swiglu(x, layer)
+        return parts.gated_mlp(x, layer)
+
+    def embedding_factor(self, hparams: Hyperparameters) -> float:
+        """The factor on looked up embeddings."""
+        return hparams.scales.embedding
 
     def layer(self, parts: LayerBuilder, x: Tensor, layer: int) -> Tensor:
         """Take activations through one layer."""
         attended = self.attention(parts, parts.norm(x, f"blk.{layer}.attn_norm", f"attn_norm-{layer}"), layer)
         attended, x = parts.keep_outputs(attended, layer), parts.keep_outputs(x, layer)
-        x = parts.add(attended, x, f"ffn_inp-{layer}")
-        mixed = self.mlp(parts, parts.norm(x, f"blk.{layer}.ffn_norm", f"ffn_norm-{layer}"), layer)
-        return parts.add(mixed, x, f"l_out-{layer}")
+        factor = parts.hparams.scales.residual
+        x = parts.add(parts.scaled(attended, factor, f"attn_scaled-{layer}"), x, f"ffn_inp-{layer}")
+        mixed = self.mlp(parts, parts.norm(x, f"blk.{layer}.{self.mlp_norm}", f"ffn_norm-{layer}"), layer)
+        return parts.add(parts.scaled(mixed, factor, f"ffn_scaled-{layer}"), x, f"l_out-{layer}")
 
     def build(self, parts: LayerBuilder) -> Tensor:
         """Take the step's tokens through the model: logits [n_vocab, n_outputs]."""
-        x = parts.embed()
-        for layer in range(parts.hparams.n_layer):
+        hparams = parts.hparams
+        x = parts.embed(self.embedding_factor(hparams))
+        for layer in range(hparams.n_layer):
             x = self.layer(parts, x, layer)
-        return parts.linear(parts.norm(x, "output_norm", "result_norm"), "output", "result_output")
+        logits = parts.linear(parts.norm(x, "output_norm", "result_norm"), "output", "result_output")
+        logits = parts.scaled(logits, hparams.scales.logits, "result_scaled")
+        return parts.capped(logits, hparams.final_softcap, "result_capped")
 
     def weight_specs(self, hparams: Hyperparameters) -> Iterator[WeightSpec]:
         """List every weight of a model."""

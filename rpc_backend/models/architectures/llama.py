@@ -1,4 +1,4 @@
-"""llama: Llama 1 to 3 and the many models of that shape (SmolLM2, Mistral, …)."""
+"""llama: Llama 1 to 3 and the many models of that shape (SmolLM2, Mistral, Mixtral, …)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import ClassVar
 
 from rpc_backend.graph import RopeMode, Tensor
 from rpc_backend.models.architectures.architecture import Architecture
-from rpc_backend.models.hyperparameters import Hyperparameters
+from rpc_backend.models.experts import Mixing, expert_specs, mix_experts
+from rpc_backend.models.hyperparameters import Hyperparameters, Traits
 from rpc_backend.models.layers import LayerBuilder
-from rpc_backend.models.weights import WeightSpec, attention_specs, mlp_specs, rope_factor_spec
+from rpc_backend.models.weights import WeightSpec, attention_specs, mlp_specs, norm_spec, rope_factor_spec
 
 
 class Llama(Architecture):
     """Neighbouring elements are turned together, with frequency factors where the file has them (Llama 3)."""
 
-    rope_mode: ClassVar[RopeMode] = RopeMode.NORMAL
+    traits: ClassVar[Traits] = Traits(RopeMode.NORMAL, experts="optional")
 
     def attention(self, parts: LayerBuilder, x: Tensor, layer: int) -> Tensor:
         q, k, v = parts.project(x, layer)
@@ -23,6 +24,15 @@ class Llama(Architecture):
         return parts.attend(q, k, v, layer)
 
     def layer_specs(self, hparams: Hyperparameters, layer: int) -> Iterator[WeightSpec]:
-        yield from attention_specs(hparams, layer, needs_bias=False)
+        yield from attention_specs(hparams, layer)
         yield rope_factor_spec(hparams, layer)
-        yield from mlp_specs(hparams, layer)
+        if hparams.experts is None:
+            yield from mlp_specs(hparams, layer)
+        else:
+            yield norm_spec(layer, "ffn_norm", hparams.n_embd)
+            yield from expert_specs(hparams, layer)
+
+    def mlp(self, parts: LayerBuilder, x: Tensor, layer: int) -> Tensor:
+        if parts.hparams.experts is None:
+            return parts.gated_mlp(x, layer)
+        return mix_experts(parts, x, layer, Mixing(normalised=True))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rpc_backend.graph import RopeMode, Tensor
 from rpc_backend.models.architectures.architecture import Architecture
-from rpc_backend.models.hyperparameters import Hyperparameters
+from rpc_backend.models.hyperparameters import Hyperparameters, Traits
 from rpc_backend.models.layers import LayerBuilder
 from rpc_backend.models.weights import WeightSpec, attention_specs, mlp_specs
 
@@ -15,7 +15,7 @@ from rpc_backend.models.weights import WeightSpec, attention_specs, mlp_specs
 class Qwen2(Architecture):
     """Queries, keys and values have biases; the two halves of a head are turned together."""
 
-    rope_mode: ClassVar[RopeMode] = RopeMode.NEOX
+    traits: ClassVar[Traits] = Traits(RopeMode.NEOX)
 
     def attention(self, parts: LayerBuilder, x: Tensor, layer: int) -> Tensor:
         q, k, v = parts.project(x, layer)

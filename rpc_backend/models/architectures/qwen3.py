@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from rpc_backend.graph import RopeMode, Tensor
 from rpc_backend.models.architectures.architecture import Architecture
-from rpc_backend.models.hyperparameters import Hyperparameters
+from rpc_backend.models.hyperparameters import Hyperparameters, Traits
 from rpc_backend.models.layers import LayerBuilder
-from rpc_backend.models.weights import WeightSpec, attention_specs, mlp_specs
+from rpc_backend.models.weights import WeightSpec, attention_specs, mlp_specs, norm_spec
 
 
 class Qwen3(Architecture):
     """Every head of queries and keys is normed before it is turned."""
 
-    rope_mode: ClassVar[RopeMode] = RopeMode.NEOX
+    traits: ClassVar[Traits] = Traits(RopeMode.NEOX)
 
     def attention(self, parts: LayerBuilder, x: Tensor, layer: int) -> Tensor:
         q, k, v = parts.project(x, layer)
@@ -25,7 +25,7 @@ class Qwen3(Architecture):
         return parts.attend(q, k, v, layer)
 
     def layer_specs(self, hparams: Hyperparameters, layer: int) -> Iterator[WeightSpec]:
-        yield from attention_specs(hparams, layer, needs_bias=False)
-        yield WeightSpec(f"blk.{layer}.attn_q_norm.weight", (hparams.head_k,), layer)
-        yield WeightSpec(f"blk.{layer}.attn_k_norm.weight", (hparams.head_k,), layer)
+        yield from attention_specs(hparams, layer)
+        yield norm_spec(layer, "attn_q_norm", hparams.head_k)
+        yield norm_spec(layer, "attn_k_norm", hparams.head_k)
         yield from mlp_specs(hparams, layer)

@@ -36,29 +36,37 @@ def cases() -> Iterator[Case]:
 
 def _rope_cases() -> Iterator[Case]:
     for mode in RopeMode:
+        part = 2 if mode is RopeMode.VISION else 1
         for setting in _ROPE_SETTINGS:
-            yield _rope(mode, F32, (64, 3, 5, 1), 64, setting)
+            yield _rope(mode, F32, (64, 3, 5, 1), 64 // part, setting)
+        for kind in (F16, BF16):
+            yield _rope(mode, kind, (64, 3, 5, 1), 64 // part, "plain")
+        if mode is RopeMode.VISION:
+            continue
         yield _rope(mode, F32, (64, 3, 5, 1), 64, "plain", factors=True)
         yield _rope(mode, F32, (64, 3, 5, 1), 64, "yarn", factors=True)
         for ne, n_dims in (((2, 1, 1, 1), 2), ((40, 9, 17, 1), 24), ((128, 2, 3, 2), 128), ((66, 3, 4, 1), 66)):
             yield _rope(mode, F32, ne, n_dims, "plain")
-        for kind in (F16, BF16):
-            yield _rope(mode, kind, (64, 3, 5, 1), 64, "plain")
         for layout in ("padded", "sliced", "permuted"):
             yield _rope(mode, F32, (64, 4, 5, 1), 48, "plain", layout)
+        yield _rope(mode, F32, (64, 4, 5, 1), 32, "plain", n_offset=16)
 
 
 def _rope(
     mode: RopeMode, kind: ElementType, ne: Extents, n_dims: int, setting: str, layout: Layout = "packed", *,
-    factors: bool = False,
+    factors: bool = False, n_offset: int = 0,
 ) -> Case:  # fmt: skip
-    def make(leaves: Leaves) -> Tensor:
-        positions = leaves.tensor(I32, (ne[2], 1, 1, 1), between=(0, 2000))
-        scaling = leaves.tensor(F32, (n_dims // 2, 1, 1, 1), between=(1.0, 8.0)) if factors else None
-        a = leaves.tensor(kind, ne, layout)
-        return build.rope(a, positions, scaling, n_dims=n_dims, mode=mode, **_ROPE_SETTINGS[setting])
+    params = dict(_ROPE_SETTINGS[setting], n_dims=n_dims, mode=mode, n_offset=n_offset)
+    if mode.has_sections:
+        params["sections"] = (1, 1, 0, 0) if n_dims == 2 else (n_dims // 4, n_dims // 8, n_dims // 8, 0)
 
-    parts = (extents(*ne), layout, f"n_dims{n_dims}", setting, "factors" if factors else "")
+    def make(leaves: Leaves) -> Tensor:
+        positions = leaves.tensor(I32, (ne[2] * (4 if mode.has_sections else 1), 1, 1, 1), between=(0, 2000))
+        scaling = leaves.tensor(F32, (n_dims // 2, 1, 1, 1), between=(1.0, 8.0)) if factors else None
+        return build.rope(leaves.tensor(kind, ne, layout), positions, scaling, **params)
+
+    offset = f"from{n_offset}" if n_offset else ""
+    parts = (extents(*ne), layout, f"n_dims{n_dims}", setting, "factors" if factors else "", offset)
     return Case(case_id("ROPE", mode.name.lower(), kind, *parts), "ROPE", make)
 
 
@@ -73,19 +81,25 @@ def _soft_max_cases() -> Iterator[Case]:
         for heads in (4, 6, 9):
             yield _soft_max((35, 5, heads, 1), (mask_kind, (35, 5, 1, 1)), max_bias=8.0)
     yield _soft_max((257, 5, 3, 2), (F16, (257, 5, 1, 1)), "permuted")
+    for mask_kind in (F32, F16):
+        yield _soft_max((35, 5, 6, 2), (mask_kind, (35, 5, 1, 1)), sinks=True)
+    yield _soft_max((257, 1, 4, 1), (F32, (257, 1, 1, 1)), max_bias=8.0, sinks=True)
 
 
 def _soft_max(
-    ne: Extents, mask: tuple[ElementType, Extents] | None, layout: Layout = "packed", max_bias: float = 0.0
-) -> Case:
+    ne: Extents, mask: tuple[ElementType, Extents] | None, layout: Layout = "packed", max_bias: float = 0.0, *,
+    sinks: bool = False,
+) -> Case:  # fmt: skip
     def make(leaves: Leaves) -> Tensor:
         a = leaves.tensor(F32, ne, layout)
         bias = _mask(leaves, *mask, first_row_is_blind=False) if mask else None
-        return build.soft_max(a, bias, scale=0.7, max_bias=max_bias)
+        ends = leaves.tensor(F32, (ne[2], 1, 1, 1)) if sinks else None
+        return build.soft_max(a, bias, scale=0.7, max_bias=max_bias, sinks=ends)
 
     masked = ("mask", mask[0], extents(*mask[1])) if mask else ()
     alibi = f"alibi{max_bias:g}" if max_bias else ""
-    return Case(case_id("SOFT_MAX", "F32", extents(*ne), layout, *masked, alibi), "SOFT_MAX", make)
+    parts = (extents(*ne), layout, *masked, alibi, "sinks" if sinks else "")
+    return Case(case_id("SOFT_MAX", "F32", *parts), "SOFT_MAX", make)
 
 
 def _mask(leaves: Leaves, kind: ElementType, ne: Extents, *, first_row_is_blind: bool) -> Tensor:
@@ -120,6 +134,7 @@ class _Attention:
     permuted: bool = False
     blind: bool = False
     garbage: bool = False
+    sinks: bool = False
 
 
 _PLAIN = _Attention()
@@ -143,6 +158,10 @@ _ATTENTION: dict[str, _Attention] = {
     "streams-share-keys": replace(_GROUPED, streams=2),
     "alibi": replace(_GROUPED, heads=6, max_bias=8.0),
     "softcap": replace(_GROUPED, softcap=5.0),
+    "sinks": replace(_GROUPED, sinks=True),
+    "sinks-one-token": replace(_GROUPED, sinks=True, tokens=1, kv=257),
+    "sinks-softcap-alibi": replace(_GROUPED, heads=6, sinks=True, softcap=5.0, max_bias=8.0),
+    "sinks-blind-token": replace(_GROUPED, sinks=True, blind=True),
     "blind-token": replace(_GROUPED, blind=True),
     "garbage-behind-mask": replace(_GROUPED, garbage=True),
     "cache-layout": replace(_GROUPED, permuted=True),
@@ -167,7 +186,8 @@ def _flash(name: str, shape: _Attention) -> Case:
         q = leaves.tensor(F32, (shape.head_k, shape.tokens, shape.heads, shape.streams), layout)
         k, v = (_cached(leaves, shape, head, layout) for head in (shape.head_k, shape.head_v))
         mask = _attention_mask(leaves, shape)
-        return build.flash_attn_ext(q, k, v, mask, shape.head_k**-0.5, shape.max_bias, shape.softcap)
+        sinks = leaves.tensor(F32, (shape.heads, 1, 1, 1)) if shape.sinks else None
+        return build.flash_attn_ext(q, k, v, mask, shape.head_k**-0.5, shape.max_bias, shape.softcap, sinks)
 
     return Case(
         case_id("FLASH_ATTN_EXT", shape.kv_kind, name), "FLASH_ATTN_EXT", make, tolerance=tolerance(shape.kv_kind)

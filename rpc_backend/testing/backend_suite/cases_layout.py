@@ -89,6 +89,9 @@ def _copies() -> Iterator[Case]:
         yield _copy(kind, kind, "packed", "padded")
     for kind in (F32, F16, element_type("Q8_0")):
         yield _reshaping_copy(kind)
+    for source, target in ((F32, F16), (F16, F32), (I32, F32), (F32, element_type("Q8_0"))):
+        yield _cast(source, target, "packed")
+    yield _cast(F32, F16, "permuted")
 
 
 def _copy(source: ElementType, target: ElementType, source_layout: Layout, target_layout: Layout) -> Case:
@@ -112,7 +115,26 @@ def _reshaping_copy(kind: ElementType) -> Case:
     return _exact("CPY", (kind, "64x6x4", "permuted", "128x3x2x2"), make)
 
 
+def _cast(source: ElementType, target: ElementType, layout: Layout) -> Case:
+    """A copy that is written nowhere else."""
+
+    def make(leaves: Leaves) -> Tensor:
+        return build.cast(leaves.tensor(source, (64, 6, 4, 1), layout), target)
+
+    tolerance = _ODD_STEPS.get(target.name, 0.0)
+    name = case_id("CPY", source, target, "new", layout)
+    return Case(name, "CPY", make, measure="nmse" if tolerance else "exact", tolerance=tolerance)
+
+
 def _packing() -> Iterator[Case]:
+    for kind in (F32, F16, element_type("Q8_0")):
+        for layout in ("packed", "permuted"):
+            yield _exact(
+                "CONT", (kind, "64x6x4", layout, "to 128x12"),
+                lambda leaves, kind=kind, layout=layout: build.cont(
+                    leaves.tensor(kind, (64, 6, 4, 1), layout), (128, 12)
+                ),
+            )  # fmt: skip
     for op, constructor in (("CONT", build.cont), ("DUP", build.dup)):
         for kind in (F32, F16, BF16, I32):
             for layout in ("packed", *_LAYOUTS):

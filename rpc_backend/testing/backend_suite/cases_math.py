@@ -1,7 +1,7 @@
 """Cases of arithmetic: two sources, element-wise functions, gated units, rows.
 
-Belongs here: ADD, SUB, MUL, DIV, SCALE, CLAMP, LOG, UNARY, GLU, SUM_ROWS, CUMSUM, RMS_NORM. Must not be here:
-anything else.
+Belongs here: ADD, ADD1, SUB, MUL, DIV, SCALE, CLAMP, LEAKY_RELU, LOG, SQR, SQRT, SIN, COS, UNARY, GLU, and the norms
+and sums of rows and wholes. Must not be here: anything else.
 """
 
 from __future__ import annotations
@@ -19,9 +19,21 @@ _FLOATS = (F32, F16, BF16)
 _BINARY = {"ADD": build.add, "SUB": build.sub, "MUL": build.mul, "DIV": build.div}
 _ROW_OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "SUM_ROWS": build.sum_rows,
+    "MEAN": build.mean,
+    "SUM": build.sum_all,
     "CUMSUM": build.cumsum,
+    "NORM": lambda a: build.norm(a, 1e-5),
+    "L2_NORM": lambda a: build.l2_norm(a, 1e-6),
     "RMS_NORM": lambda a: build.rms_norm(a, 1e-5),
 }
+_FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] = {
+    "SQR": (build.sqr, (-5.0, 5.0)),
+    "SQRT": (build.sqrt, (0.0, 9.0)),
+    "SIN": (build.sin, (-50.0, 50.0)),
+    "COS": (build.cos, (-50.0, 50.0)),
+    "LEAKY_RELU": (lambda a: build.leaky_relu(a, 0.1), (-5.0, 5.0)),
+}
+_XIELU = {"alpha_n": 0.8, "alpha_p": 0.9, "beta": 0.5, "eps": -1e-6}
 _PAIRS = ((F32, F32), (F16, F16), (F16, F32), (F32, F16), (BF16, BF16), (BF16, F32))
 _SHAPE: Extents = (66, 5, 4, 2)
 _BROADCASTS: tuple[Extents, ...] = ((66, 1, 1, 1), (1, 1, 1, 1), (66, 5, 1, 1), (1, 5, 4, 2), (33, 1, 2, 1))
@@ -41,10 +53,13 @@ def cases() -> Iterator[Case]:
     yield from _scale_cases()
     yield from _clamp_cases()
     yield from _log_cases()
+    yield from _function_cases()
+    yield from _add1_cases()
     yield from _unary_cases()
     yield from _glu_cases()
     for op in _ROW_OPS:
         yield from _row_cases(op)
+    yield from _group_norm_cases()
     yield _cumsum_of_counts()
 
 
@@ -139,6 +154,44 @@ def _log(kind: ElementType, layout: Layout, between: tuple[float, float]) -> Cas
     return Case(case_id("LOG", kind, "67x5x3x2", layout, f"{between[0]:g} to {between[1]:g}"), "LOG", make)
 
 
+def _function_cases() -> Iterator[Case]:
+    for op in _FUNCTIONS:
+        for kind in _FLOATS:
+            yield _function(op, kind, "packed")
+        yield _function(op, F32, "padded")
+        yield _function(op, F32, "permuted")
+
+
+def _function(op: str, kind: ElementType, layout: Layout) -> Case:
+    constructor, between = _FUNCTIONS[op]
+
+    def make(leaves: Leaves) -> Tensor:
+        return constructor(leaves.tensor(kind, (67, 5, 3, 2), layout, between))
+
+    return Case(case_id(op, kind, "67x5x3x2", layout), op, make)
+
+
+def _add1_cases() -> Iterator[Case]:
+    for kind in _FLOATS:
+        for layout in ("packed", "permuted"):
+            yield Case(
+                case_id("ADD1", kind, layout), "ADD1",
+                lambda leaves, kind=kind, layout=layout: build.add1(
+                    leaves.tensor(kind, (35, 5, 3, 1), layout), leaves.tensor(F32, (1, 1, 1, 1))
+                ),
+            )  # fmt: skip
+
+
+def _group_norm_cases() -> Iterator[Case]:
+    for channels, n_groups in ((4, 1), (4, 2), (6, 6), (7, 3)):
+        yield Case(
+            case_id("GROUP_NORM", "F32", f"{channels} channels", f"{n_groups} groups"), "GROUP_NORM",
+            lambda leaves, channels=channels, n_groups=n_groups: build.group_norm(
+                leaves.tensor(F32, (9, 5, channels, 2)), n_groups, 1e-5
+            ),
+        )  # fmt: skip
+
+
 def _unary_cases() -> Iterator[Case]:
     for function in Unary:
         for kind in _FLOATS:
@@ -150,14 +203,16 @@ def _unary_cases() -> Iterator[Case]:
 
 def _unary(function: Unary, kind: ElementType, layout: Layout) -> Case:
     def make(leaves: Leaves) -> Tensor:
-        return build.unary(function, leaves.tensor(kind, (67, 5, 3, 1), layout, between=(-5.0, 5.0)))
+        params = _XIELU if function is Unary.XIELU else {}
+        return build.unary(function, leaves.tensor(kind, (67, 5, 3, 1), layout, between=(-5.0, 5.0)), **params)
 
     return Case(case_id("UNARY", function.name.lower(), kind, "67x5x3", layout), "UNARY", make)
 
 
 def _extremes(function: Unary) -> Case:
     def make(leaves: Leaves) -> Tensor:
-        return build.unary(function, leaves.constant(F32, (len(_EXTREMES), 1, 1, 1), _EXTREMES))
+        params = _XIELU if function is Unary.XIELU else {}
+        return build.unary(function, leaves.constant(F32, (len(_EXTREMES), 1, 1, 1), _EXTREMES), **params)
 
     return Case(case_id("UNARY", function.name.lower(), "extremes"), "UNARY", make, measure="relative", tolerance=1e-4)
 
@@ -174,11 +229,15 @@ def _glu_cases() -> Iterator[Case]:
 
 
 def _glu(function: Glu, kind: ElementType, *, halves: bool, swapped: bool, layout: Layout = "packed") -> Case:
+    alpha, limit = (1.702, 0.9) if function in (Glu.SWIGLU_OAI, Glu.SWIGLU_CLAMP) else (0.0, 0.0)
+
     def make(leaves: Leaves) -> Tensor:
         if halves:
-            return build.glu(function, leaves.tensor(kind, (2 * 45, 6, 2, 1), layout), swapped=swapped)
+            return build.glu(
+                function, leaves.tensor(kind, (2 * 45, 6, 2, 1), layout), swapped=swapped, alpha=alpha, limit=limit
+            )
         gate, value = (leaves.tensor(kind, (45, 6, 2, 1), layout) for _ in range(2))
-        return build.glu(function, gate, value, swapped=swapped)
+        return build.glu(function, gate, value, swapped=swapped, alpha=alpha, limit=limit)
 
     how = ("halves" if halves else "two", "swapped" if swapped else "", layout)
     return Case(case_id("GLU", function.name.lower(), kind, *how), "GLU", make)
@@ -189,7 +248,7 @@ def _row_cases(op: str) -> Iterator[Case]:
         yield _row(op, F32, n, "packed")
     for layout in ("padded", "permuted", "sliced", "transposed"):
         yield _row(op, F32, 70, layout)
-    if op == "RMS_NORM":
+    if op in ("NORM", "RMS_NORM", "L2_NORM"):
         yield _row(op, F16, 70, "packed")
         yield _row(op, BF16, 70, "packed")
 

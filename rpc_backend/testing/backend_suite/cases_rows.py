@@ -66,23 +66,37 @@ def _set_cases() -> Iterator[Case]:
         for layout in ("padded", "sliced", "permuted"):
             yield _set(kind, (2, 1), (2, 1), I64, layout, "packed")
             yield _set(kind, (2, 1), (1, 1), I64, "packed", layout)
+        yield _set(kind, (4, 2), (2, 1), I64, values_kind=F16)
+    for kind in (F32, F16):
+        yield _set_elements(kind)
 
 
 def _set(
     kind: ElementType, batch: tuple[int, int], index_batch: tuple[int, int], index: ElementType,
-    target_layout: Layout = "packed", values_layout: Layout = "packed",
+    target_layout: Layout = "packed", values_layout: Layout = "packed", values_kind: ElementType = F32,
 ) -> Case:  # fmt: skip
     k, n_rows, n_written = 96 if kind.is_quantized else 35, 11, 6
 
     def make(leaves: Leaves) -> Tensor:
         target = leaves.tensor(kind, (k, n_rows, *batch), target_layout)
-        values = leaves.tensor(F32, (k, n_written, *batch), values_layout)
+        values = leaves.tensor(values_kind, (k, n_written, *batch), values_layout)
         return build.set_rows(target, values, leaves.indices(index, (n_written, *index_batch, 1), n_rows))
 
     tolerance = _TARGETS[kind]
-    parts = (extents(k, n_rows, *batch), target_layout, values_layout, index, extents(n_written, *index_batch))
+    half = "" if values_kind is F32 else f"values {values_kind}"
+    parts = (extents(k, n_rows, *batch), target_layout, values_layout, index, extents(n_written, *index_batch), half)
     name = case_id("SET_ROWS", kind, *parts)
     return Case(name, "SET_ROWS", make, "nmse" if tolerance else "exact", tolerance)
+
+
+def _set_elements(kind: ElementType) -> Case:
+    """Values of a transposed cache: every element is a row of its own."""
+
+    def make(leaves: Leaves) -> Tensor:
+        target, values = leaves.tensor(kind, (1, 300, 1, 1)), leaves.tensor(F32, (1, 64, 1, 1))
+        return build.set_rows(target, values, leaves.indices(I64, (64, 1, 1, 1), 300))
+
+    return Case(case_id("SET_ROWS", kind, "1x300", "elements"), "SET_ROWS", make, "exact", 0.0)
 
 
 def _outside_cases() -> Iterator[Case]:

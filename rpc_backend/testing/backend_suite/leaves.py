@@ -21,7 +21,8 @@ Extents = tuple[int, int, int, int]
 Layout = Literal["packed", "padded", "sliced", "permuted", "transposed", "rolled"]
 
 _HALF_FIELDS = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,),
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "MXFP4": (),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 """Offsets in bytes of the float16 scales in a block. Source: ggml's block structs."""
@@ -96,6 +97,8 @@ class Leaves:
 
     def _blocks(self, kind: ElementType, n_blocks: int) -> bytes:
         blocks = self._random.integers(0, 256, (n_blocks, kind.block_nbytes), dtype=np.uint8)
+        if kind.name == "MXFP4":
+            blocks[:, 0] = self._random.integers(118, 124, n_blocks)  # the exponent of the scale, around 2^-8
         for offset in _HALF_FIELDS[kind.name]:
             scales = self._random.uniform(0.005, 0.02, n_blocks) * self._random.choice([-1, 1], n_blocks)
             blocks[:, offset : offset + 2] = scales.astype("<f2").view(np.uint8).reshape(n_blocks, 2)

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from rpc_backend.testing.backend_suite import (
     cases_attention,
+    cases_experts,
     cases_graphs,
     cases_layout,
     cases_math,
+    cases_places,
     cases_products,
     cases_rows,
+    cases_states,
 )
 from rpc_backend.testing.backend_suite.case import Case
 
-_MODULES = (cases_products, cases_math, cases_attention, cases_rows, cases_layout, cases_graphs)
+_MODULES = (
+    cases_products, cases_math, cases_experts, cases_attention, cases_states, cases_rows, cases_layout, cases_places,
+    cases_graphs,
+)  # fmt: skip
 
 
 def cases() -> list[Case]:

@@ -40,7 +40,9 @@ def test_attention():
     mask = _leaf(40, 8, kind=F16)
     result = build.flash_attn_ext(q, k, v, mask, 0.125, max_bias=8.0, logit_softcap=2.0)
     assert (result.type, result.ne) == (F32, (16, 6, 5, 1))
-    assert result.params == {"scale": 0.125, "max_bias": 8.0, "logit_softcap": 2.0}
+    assert result.params == {"scale": 0.125, "max_bias": 8.0, "logit_softcap": 2.0, "prec": 0, "n_kv_max": 0}
+    assert build.flash_attn_ext(q, k, v, mask, 0.125, sinks=_leaf(6)).sources[4].ne == (6, 1, 1, 1)
+    assert len(build.soft_max(_leaf(40, 5, 6), mask, sinks=_leaf(6)).sources) == 3
     assert build.soft_max(_leaf(40, 5, 6), mask, 0.5).ne == (40, 5, 6, 1)
     rotated = build.rope(_leaf(64, 2, 5), _leaf(5, kind=I32), n_dims=32, mode=RopeMode.NEOX, freq_base=1e6)
     assert (rotated.params["n_dims"], rotated.params["mode"], rotated.params["freq_base"]) == (32, 2, 1e6)
@@ -50,7 +52,40 @@ def test_attention():
 def test_gated_units_halve_a_single_source():
     assert build.glu(Glu.SWIGLU, _leaf(8, 3)).ne == (4, 3, 1, 1)
     assert build.glu(Glu.GEGLU, _leaf(8, 3), _leaf(8, 3)).ne == (8, 3, 1, 1)
-    assert build.glu(Glu.REGLU, _leaf(8, 3), swapped=True).params == {"function": 0, "swapped": 1}
+    assert build.glu(Glu.REGLU, _leaf(8, 3), swapped=True).params["swapped"] == 1
+    limited = build.glu(Glu.SWIGLU_OAI, _leaf(8, 3), _leaf(8, 3), alpha=0.5, limit=7.0)
+    assert limited.params == {"function": 3, "swapped": 0, "alpha": 0.5, "limit": 7.0}
+
+
+def test_experts():
+    experts, ids = _leaf(32, 5, 8, kind=Q8_0), _leaf(2, 3, kind=I32)
+    assert build.mul_mat_id(experts, _leaf(32, 1, 3), ids).ne == (5, 2, 3, 1)
+    assert build.mul_mat_id(experts, _leaf(32, 2, 3), ids).ne == (5, 2, 3, 1)
+    assert build.add_id(_leaf(5, 2, 3), _leaf(5, 8), ids).ne == (5, 2, 3, 1)
+    assert build.out_prod(_leaf(5, 4), _leaf(7, 4, 2)).ne == (5, 7, 2, 1)
+
+
+def test_states():
+    assert build.ssm_conv(_leaf(9, 5, 2), _leaf(4, 5)).ne == (5, 6, 2, 1)
+    q, v = _leaf(16, 2, 3), _leaf(16, 4, 3)
+    gate, state = _leaf(1, 4, 3), _leaf(16, 16, 4)
+    assert build.gated_delta_net(q, q, v, gate, gate, state, 2).ne == (64, 3 + 2 * 16, 1, 1)
+    assert build.gated_linear_attn(q, q, q, q, _leaf(512, 3), 1.0).ne == (32, 3 + 3 * 16, 1, 1)
+    assert build.solve_tri(_leaf(4, 4), _leaf(7, 4)).ne == (7, 4, 1, 1)
+
+
+def test_copies_may_have_other_extents_or_types():
+    assert build.cont(build.transpose(_leaf(6, 4)), (12, 2)).ne == (12, 2, 1, 1)
+    assert (build.cast(_leaf(6), F16).type, build.cast(_leaf(6), F16).view_src) == (F16, None)
+
+
+def test_made_and_widened_tensors():
+    assert build.arange(0.0, 2.5, 0.5).ne == (5, 1, 1, 1)
+    assert build.pad(_leaf(4, 3), (1, 0, 2, 0), (0, 5, 0, 0)).ne == (5, 8, 3, 1)
+    assert build.diag(_leaf(4, 1, 3)).ne == (4, 4, 3, 1)
+    assert build.timestep_embedding(_leaf(5), 8).ne == (8, 5, 1, 1)
+    assert build.sum_all(_leaf(4, 3)).ne == build.count_equal(_leaf(4, kind=I32), _leaf(4, kind=I32)).ne == (1, 1, 1, 1)
+    assert build.overwrite(_leaf(8, 4), _leaf(2, 2), (32, 0, 0), 36).ne == (8, 4, 1, 1)
 
 
 def test_joins():

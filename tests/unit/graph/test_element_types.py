@@ -20,7 +20,7 @@ def test_name_number_and_sizes_are_those_of_ggml(kind):
 def test_every_type_of_the_project_is_there():
     wanted = {
         "F32", "F16", "BF16", "I8", "I16", "I32", "I64", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
-        "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+        "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
     }  # fmt: skip
 
     assert {kind.name for kind in ELEMENT_TYPES.values()} == wanted
@@ -29,9 +29,13 @@ def test_every_type_of_the_project_is_there():
 def test_quantised_types_have_no_numpy_type():
     assert all(kind.dtype is None and kind.is_quantized for kind in QUANTIZED)
     assert not any(kind.is_quantized for kind in FLOATS)
-    assert len(QUANTIZED) == 11
+    assert len(QUANTIZED) == 13
     assert BF16.dtype is not None
     assert BF16.dtype.itemsize == 2
+
+
+def test_blocks_are_aligned_to_their_widest_field_and_elements_to_their_size():
+    assert [element_type(name).alignment for name in ("F32", "I64", "BF16", "Q8_0", "MXFP4")] == [4, 8, 2, 2, 1]
 
 
 def test_rows_are_whole_blocks():

@@ -159,7 +159,7 @@ _BAD_FIELDS = {
     "no extents": (_NE, None, "right length"),
     "three strides": (_NB, [4, 16, 48], "right length"),
     "nested strides": (_NB, [[4], 16, 48, 48], "whole numbers"),
-    "unknown operation": (_OP, 3, "unknown operation number 3"),
+    "unknown operation": (_OP, 23, "unknown operation number 23"),
     "negative operation": (_OP, -2, "unknown operation number -2"),
     "no operation": (_OP, None, "where a number belongs"),
     "short parameters": (_PARAMS, bytes(63), "malformed name or op parameters"),

@@ -11,6 +11,7 @@ from rpc_backend.graph.ops import OPS, op_of_code, op_table_digest, table
 
 _GGML = {
     "DUP": 1, "ADD": 2, "SUB": 6, "MUL": 7, "DIV": 8, "RMS_NORM": 25, "MUL_MAT": 29, "SCALE": 32, "CPY": 34,
+    "ADD_ID": 3, "SSM_CONV": 76, "GATED_DELTA_NET": 86, "PAD": 64, "MUL_MAT_ID": 30, "NORM": 24,
     "LOG": 11, "SUM_ROWS": 15, "CUMSUM": 16, "ARGMAX": 18, "CLAMP": 50, "ARGSORT": 69, "TOP_K": 70,
     "VIEW": 37, "GET_ROWS": 40, "SET_ROWS": 42, "SOFT_MAX": 46, "ROPE": 48, "FLASH_ATTN_EXT": 74, "GLU": 100,
 }  # fmt: skip

@@ -9,7 +9,8 @@ import pytest
 
 from rpc_backend.errors import ModelFileError, UnsupportedModelError
 from rpc_backend.graph import RopeMode
-from rpc_backend.models.hyperparameters import Hyperparameters, RopeScaling, read_architecture, read_hyperparameters
+from rpc_backend.models.hyperparameters import Hyperparameters, Traits, read_architecture, read_hyperparameters
+from rpc_backend.models.rope_parameters import RopeScaling
 
 BASE: dict[str, Any] = {
     "general.architecture": "llama",
@@ -28,7 +29,7 @@ def read(**changes: Any) -> Hyperparameters:
     metadata = dict(BASE)
     for name, value in changes.items():
         metadata[f"llama.{name.replace('__', '.')}"] = value
-    return read_hyperparameters({k: v for k, v in metadata.items() if v is not None}, RopeMode.NORMAL)
+    return read_hyperparameters({k: v for k, v in metadata.items() if v is not None}, Traits(RopeMode.NORMAL))
 
 
 def test_defaults_follow_from_what_is_there() -> None:
@@ -59,7 +60,7 @@ def test_one_number_per_layer_must_be_one_number() -> None:
 def test_a_missing_key_is_named(key: str) -> None:
     metadata = {name: value for name, value in BASE.items() if name != key}
     with pytest.raises(ModelFileError, match=f"{key} is missing"):
-        read_hyperparameters(metadata, RopeMode.NORMAL)
+        read_hyperparameters(metadata, Traits(RopeMode.NORMAL))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +90,10 @@ def test_a_bad_value_is_named(key: str, value: Any) -> None:
 
 def test_the_vocabulary_counts() -> None:
     metadata = {key: value for key, value in BASE.items() if key != "tokenizer.ggml.tokens"}
-    assert read_hyperparameters({**metadata, "llama.vocab_size": 7}, RopeMode.NORMAL).n_vocab == 7
+    assert read_hyperparameters({**metadata, "llama.vocab_size": 7}, Traits(RopeMode.NORMAL)).n_vocab == 7
     assert read(vocab_size=7).n_vocab == 3
     with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.tokens is \[\]"):
-        read_hyperparameters({**metadata, "tokenizer.ggml.tokens": []}, RopeMode.NORMAL)
+        read_hyperparameters({**metadata, "tokenizer.ggml.tokens": []}, Traits(RopeMode.NORMAL))
 
 
 @pytest.mark.parametrize("value", [None, "", 5])

@@ -25,7 +25,7 @@ def load(tmp_path: Path, *arguments: Any, **options: Any) -> Model:
     return load_model(GgufFile.open(write_tiny_model(tmp_path / "model.gguf", *arguments, **options)))
 
 
-@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", list(EXTRA))
 def test_weights_and_their_places(tmp_path: Path, architecture: str) -> None:
     model = load(tmp_path, architecture)
     expected: dict[str, Any] = dict(FRAME)
@@ -34,6 +34,37 @@ def test_weights_and_their_places(tmp_path: Path, architecture: str) -> None:
         expected |= {f"blk.{layer}.{name}": layer for name in EXTRA[architecture]}
     assert {weight.name: weight.place for weight in model.weights} == expected
     assert len({weight.name for weight in model.weights}) == len(model.weights)
+
+
+_TELLING = {
+    "qwen2": ("blk.0.attn_q.weight", (64, 64)),
+    "qwen2moe": ("blk.1.ffn_gate_inp_shexp.weight", (64, 1)),
+    "qwen3moe": ("blk.1.ffn_down_exps.weight", (64, 64, 8)),
+    "gemma": ("blk.0.ffn_norm.weight", (64,)),
+    "gemma2": ("blk.0.post_ffw_norm.weight", (64,)),
+    "gemma3": ("blk.0.attn_k_norm.weight", (32,)),
+    "phi3": ("blk.1.attn_qkv.weight", (64, 128)),
+    "olmo2": ("blk.1.attn_k_norm.weight", (32,)),
+    "granite": ("blk.1.ffn_gate.weight", (64, 96)),
+    "gpt-oss": ("blk.1.ffn_up_exps.bias", (64, 4)),
+    "qwen35": ("blk.0.ssm_conv1d.weight", (4, 128)),
+}
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_every_architecture_can_be_written_and_loaded(tmp_path: Path, architecture: str) -> None:
+    weights = {weight.name: weight for weight in load(tmp_path, architecture, optional=True).weights}
+    name, ne = _TELLING.get(architecture, ("blk.0.attn_q.weight", (64, 128)))
+    assert weights[name].ne == ne
+    assert weights["output.weight"].place == "output"
+
+
+def test_a_mixture_of_llama_is_taken(tmp_path: Path) -> None:
+    model = load(tmp_path, metadata=None)
+    assert model.hparams.experts is None
+    experts = {"llama.expert_count": 4, "llama.expert_used_count": 2}
+    with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_gate_inp\.weight is missing"):
+        load(tmp_path, metadata=experts)
 
 
 def test_optional_weights_are_taken_where_they_are(tmp_path: Path) -> None:

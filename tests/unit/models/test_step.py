@@ -65,7 +65,7 @@ class Runner:
         n_kv = padded_n_kv(max(map(sum, zip(lengths, map(len, tokens), strict=True))), self.n_ctx_seq, 32)
         n_outputs = asked.get("n_outputs", len(tokens))
         shape = StepShape(first_seq, len(tokens), n_tokens, n_kv, n_outputs, self.flash_attn)
-        arrays = step_arrays(shape, tokens, lengths, self.n_ctx_seq, asked.get("output_rows"))
+        arrays = step_arrays(shape, tokens, lengths, self.n_ctx_seq, asked.get("output_rows"), self.model.hparams)
         for index, own in enumerate(tokens, first_seq):
             self.lengths[index] += len(own)
         return self._compute(shape, arrays)
@@ -119,6 +119,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(GgufFile.open(write_tiny_model(tmp_path_factory.mktemp("tiny") / "m.gguf", optional=True)))
 
 
+@pytest.fixture(scope="module", params=["llama", "gemma2", "olmo2", "phi3", "gpt-oss", "qwen35"])
+def varied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A tiny model of each kind of layer: dense, with windows, with norms behind, fused, with experts, with states."""
+    return load_model(GgufFile.open(write_tiny_model(tmp_path_factory.mktemp("tiny") / "m.gguf", request.param)))
+
+
 def unplaced(model: Model) -> dict[str, Tensor]:
     return {weight.name: build.leaf(weight.type, weight.ne, weight.name) for weight in model.weights}
 
@@ -169,41 +175,41 @@ def test_other_attention_agrees_with_llama_cpp(device: Device, options: dict[str
     assert worst < FLOAT_LIMIT
 
 
-def test_plain_and_fused_attention_agree(device: Device, tiny: Model) -> None:
+def test_plain_and_fused_attention_agree(device: Device, varied: Model) -> None:
     prompt = [[5, 6, 7, 8, 9]]
-    fused = Runner(device, tiny, 64).run(prompt, n_outputs=5)
-    plain = Runner(device, tiny, 64, flash_attn=False).run(prompt, n_outputs=5)
+    fused = Runner(device, varied, 64).run(prompt, n_outputs=5)
+    plain = Runner(device, varied, 64, flash_attn=False).run(prompt, n_outputs=5)
     np.testing.assert_allclose(fused, plain, atol=CLOSE)
 
 
-def test_a_prompt_in_one_step_equals_token_by_token(device: Device, tiny: Model) -> None:
+def test_a_prompt_in_one_step_equals_token_by_token(device: Device, varied: Model) -> None:
     prompt = [11, 45, 99, 3, 250, 17]
-    whole = Runner(device, tiny, 64).run([prompt], n_outputs=len(prompt))
-    single = Runner(device, tiny, 64)
+    whole = Runner(device, varied, 64).run([prompt], n_outputs=len(prompt))
+    single = Runner(device, varied, 64)
     one_by_one = np.concatenate([single.run([[token]]) for token in prompt])
     np.testing.assert_allclose(whole, one_by_one, atol=CLOSE)
 
 
-def test_output_rows_pick_tokens(device: Device, tiny: Model) -> None:
+def test_output_rows_pick_tokens(device: Device, varied: Model) -> None:
     prompt = [[11, 45, 99, 3], [7, 8, 9, 10]]
-    everything = Runner(device, tiny, 64, 2).run(prompt, n_outputs=8)
-    picked = Runner(device, tiny, 64, 2).run(prompt, n_outputs=3, output_rows=[6, 0, 3])
+    everything = Runner(device, varied, 64, 2).run(prompt, n_outputs=8)
+    picked = Runner(device, varied, 64, 2).run(prompt, n_outputs=3, output_rows=[6, 0, 3])
     np.testing.assert_allclose(picked, everything[[6, 0, 3]], atol=CLOSE)
 
 
-def test_sequences_do_not_see_each_other(device: Device, tiny: Model) -> None:
-    alone = [Runner(device, tiny, 64).run([tokens]) for tokens in ([1, 2, 3], [9, 8, 7])]
-    together = Runner(device, tiny, 64, 3).run([[1, 2, 3], [9, 8, 7]], first_seq=1)
+def test_sequences_do_not_see_each_other(device: Device, varied: Model) -> None:
+    alone = [Runner(device, varied, 64).run([tokens]) for tokens in ([1, 2, 3], [9, 8, 7])]
+    together = Runner(device, varied, 64, 3).run([[1, 2, 3], [9, 8, 7]], first_seq=1)
     np.testing.assert_allclose(together, np.concatenate(alone), atol=CLOSE)
 
 
-def test_padding_and_idle_sequences_change_nothing(device: Device, tiny: Model) -> None:
-    alone, batch = Runner(device, tiny, 64), Runner(device, tiny, 64, 2)
+def test_padding_and_idle_sequences_change_nothing(device: Device, varied: Model) -> None:
+    alone, batch = Runner(device, varied, 64), Runner(device, varied, 64, 2)
     first = [alone.run([[1, 2, 3]]), alone.run([[4]])]
     batch.run([[1, 2, 3], []], n_slots=5)  # two slots of padding, five of an idle sequence
     batch.run([[], [9, 8, 7, 6]])  # the first sequence idles
     np.testing.assert_allclose(batch.run([[4], [5]])[0], first[1][0], atol=CLOSE)
-    other = Runner(device, tiny, 64)
+    other = Runner(device, varied, 64)
     other.run([[9, 8, 7, 6]])
     np.testing.assert_allclose(batch.run([[], [40]])[1], (other.run([[5]]), other.run([[40]]))[1][0], atol=CLOSE)
 
@@ -247,10 +253,27 @@ def test_equal_shapes_build_equal_graphs(tiny: Model) -> None:
     assert form(build_tiny(tiny, shape)) != form(build_tiny(tiny, StepShape(1, 2, 1, 32, 2)))
 
 
-def test_every_weight_is_used(tiny: Model) -> None:
-    weights = unplaced(tiny)
-    step = build_step(tiny, weights, cache_spec(tiny.hparams, 64, 1), StepShape(0, 1, 1, 32, 1))
-    assert set(weights.values()) <= set(step.graph.tensors())
+def test_every_weight_is_used(tiny: Model, varied: Model) -> None:
+    for model in (tiny, varied):
+        weights = unplaced(model)
+        step = build_step(model, weights, cache_spec(model.hparams, 64, 1), StepShape(0, 1, 1, 32, 1))
+        assert set(weights.values()) <= set(step.graph.tensors())
+
+
+def test_a_long_prompt_in_chunks_equals_the_whole(device: Device, varied: Model) -> None:
+    prompt = [(7 * place + 3) % 256 for place in range(40)]  # longer than the windows
+    whole = Runner(device, varied, 64).run([prompt])
+    chunked = Runner(device, varied, 64)
+    for start in range(0, 36, 12):
+        chunked.run([prompt[start : start + 12]], n_slots=13, n_outputs=0)  # one slot of padding
+    np.testing.assert_allclose(chunked.run([prompt[36:]]), whole, atol=CLOSE)
+
+
+def test_a_cleared_sequence_starts_anew(device: Device, varied: Model) -> None:
+    fresh, used = Runner(device, varied, 64), Runner(device, varied, 64)
+    used.run([[9, 8, 7, 6]])
+    used.lengths[0] = 0
+    np.testing.assert_allclose(used.run([[1, 2, 3]]), fresh.run([[1, 2, 3]]), atol=CLOSE)
 
 
 def test_used_inputs_leave_out_what_no_node_reads(tiny: Model) -> None:

@@ -6,9 +6,24 @@ import numpy as np
 import pytest
 
 from rpc_backend.errors import ConfigError, ContextFullError
-from rpc_backend.models import StepInputs, StepShape, padded_n_kv, step_arrays
+from rpc_backend.graph import RopeMode
+from rpc_backend.models import Hyperparameters, StepInputs, StepShape, Traits, padded_n_kv, step_arrays
+from rpc_backend.models.hyperparameters import read_hyperparameters
+from rpc_backend.testing.gguf_writer import byte_vocabulary, shape_keys
+from rpc_backend.testing.tiny_shapes import tiny_shape
 
 N_CTX = 16
+
+
+def _hparams(architecture: str, traits: Traits, **more: int) -> Hyperparameters:
+    keys = shape_keys(architecture, 2, 64, 96, 4, 2, 32, 512) | byte_vocabulary()
+    own = {**tiny_shape(architecture).keys, **{key.replace("__", "."): value for key, value in more.items()}}
+    return read_hyperparameters(keys | {f"{architecture}.{key}": value for key, value in own.items()}, traits)
+
+
+_SMALL = _hparams("llama", Traits(RopeMode.NORMAL))
+_WITH_WINDOW = _hparams("gemma3", Traits(RopeMode.NEOX, window_period=2), attention__sliding_window=2)
+_WITH_STATE = _hparams("qwen35", Traits(RopeMode.NEOX, has_linear_attention=True))
 
 
 def visible(mask: np.ndarray) -> list[list[list[int]]]:
@@ -50,15 +65,29 @@ def test_padding_near_the_end_shares_the_last_cell() -> None:
     assert visible(arrays.mask)[0][1:] == [[15], [15], [15]]
 
 
-def test_arrays_have_the_layout_of_the_leaves() -> None:
+@pytest.mark.parametrize("hparams", [_SMALL, _WITH_STATE])
+def test_arrays_have_the_layout_of_the_leaves(hparams: Hyperparameters) -> None:
     shape = StepShape(1, 3, 2, 8, 5)
-    arrays = step_arrays(shape, [[1], [2, 3], []], [0, 0, 0], N_CTX, output_rows=[0, 1, 2, 3, 4])
-    leaves = StepInputs.of_shape(shape)
-    for name in ("tokens", "positions", "kv_rows", "mask", "output_rows"):
+    arrays = step_arrays(shape, [[1], [2, 3], []], [0, 0, 0], N_CTX, [0, 1, 2, 3, 4], hparams)
+    leaves = StepInputs.of_shape(shape, hparams)
+    for name in StepInputs.__dataclass_fields__:
         values, leaf = getattr(arrays, name), getattr(leaves, name)
         assert (values.dtype, values.nbytes, values.size) == (leaf.type.dtype, leaf.nbytes, leaf.n_elements)
         assert values.flags.c_contiguous
     assert arrays.mask.shape == tuple(reversed(leaves.mask.ne))
+
+
+def test_a_window_hides_what_lies_further_back() -> None:
+    arrays = step_arrays(StepShape(0, 2, 3, 8, 2), [[4, 5, 6], [7]], [3, 0], N_CTX, hparams=_WITH_WINDOW)
+    assert visible(arrays.window_mask) == [[[2, 3], [3, 4], [4, 5]], [[0], [1], [2]]]
+    assert visible(arrays.mask)[0] == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+
+
+def test_states_are_told_what_is_padding_and_what_begins() -> None:
+    arrays = step_arrays(StepShape(0, 3, 2, 8, 3), [[4, 5], [6], []], [3, 0, 2], N_CTX, hparams=_WITH_STATE)
+    assert arrays.is_token.tolist() == [1, 1, 1, 0, 0, 0]
+    assert arrays.has_past.tolist() == [1, 0, 1]
+    assert arrays.conv_rows.tolist() == [[2, 3, 4], [1, 2, 3], [0, 1, 2]]
 
 
 def test_output_rows_are_chosen_or_checked() -> None:

@@ -34,7 +34,7 @@ def _turned(row, angles, mode, n_dims, magnitude=1.0):
     return expected
 
 
-@pytest.mark.parametrize("mode", RopeMode, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [RopeMode.NORMAL, RopeMode.NEOX], ids=lambda mode: mode.name)
 @pytest.mark.parametrize("n_dims", [8, 6])
 def test_pairs_turn_by_their_frequency(compute, mode, n_dims):
     a = _normal(4, 3, 8)
@@ -42,6 +42,55 @@ def test_pairs_turn_by_their_frequency(compute, mode, n_dims):
     for token, head in np.ndindex(4, 3):
         angles = [0.5 * _POSITIONS[token] * 500.0 ** (-2 * pair / n_dims) for pair in range(n_dims // 2)]
         assert np.allclose(result[token, head], _turned(a[token, head], angles, mode, n_dims), atol=1e-5)
+
+
+_WHICH = {
+    # mode: which of the four positions turns each of 8 pairs, with sections 2, 2, 1, 1
+    RopeMode.MROPE: [0, 0, 1, 1, 2, 3, 0, 0],
+    RopeMode.IMROPE: [0, 1, 2, 0, 1, 3, 0, 1],
+    RopeMode.VISION: [0, 0, 1, 1, 2, 3, 0, 0],
+}
+
+
+@pytest.mark.parametrize("mode", _WHICH, ids=lambda mode: mode.name)
+def test_sections_turn_by_positions_of_their_own(compute, mode):
+    n_dims = 8 if mode is RopeMode.VISION else 16
+    a, positions = _normal(3, 2, 16), np.array([5, 6, 7, 50, 60, 70, 11, 12, 13, 90, 91, 92], "i4")
+    result = compute(_rope(mode, n_dims, sections=(2, 2, 1, 1)), a, positions)
+    exponents = [0, 1, 0, 1, 0, 0, 0, 1] if mode is RopeMode.VISION else range(8)
+    for token, head in np.ndindex(3, 2):
+        angles = [
+            positions[3 * which + token] * 10000.0 ** (-2 * exponent / n_dims)
+            for which, exponent in zip(_WHICH[mode], exponents, strict=True)
+        ]
+        assert np.allclose(result[token, head], _turned(a[token, head], angles, mode, 16), atol=1e-4)
+
+
+def test_an_offset_leaves_the_first_elements_alone(compute):
+    a = _normal(4, 2, 8)
+    result = compute(_rope(RopeMode.NEOX, 4, n_offset=2), a, _POSITIONS)
+    inner = compute(_rope(RopeMode.NEOX, 4), np.ascontiguousarray(a[..., 2:6]), _POSITIONS)
+    assert np.array_equal(result[..., [0, 1, 6, 7]], a[..., [0, 1, 6, 7]])
+    assert np.allclose(result[..., 2:6], inner)
+
+
+def test_a_sink_takes_a_share_and_gives_nothing(compute):
+    a, mask, sinks = _normal(1, 3, 2, 5), np.zeros((2, 5), "f4"), _normal(3)
+    result = compute(lambda x, m, s: build.soft_max(x, m, scale=0.3, sinks=s), a, mask, sinks)
+    for head, row in np.ndindex(3, 2):
+        expected = _softmax([*(0.3 * a[0, head, row]), sinks[head]])[:-1]
+        assert np.allclose(result[head, row], expected, atol=1e-6)
+
+
+def test_attention_with_sinks_is_softmax_with_sinks_times_values(compute):
+    q, k, v = _normal(4, 2, 8), _normal(2, 6, 8), _normal(2, 6, 5)
+    mask, sinks = np.where(_normal(2, 6) > 1, -np.inf, 0.5).astype("f2"), _normal(4)
+    mask[:, 0] = 0
+    result = compute(lambda *given: build.flash_attn_ext(*given[:4], 0.3, sinks=given[4]), q, k, v, mask, sinks)
+    for token, head in np.ndindex(2, 4):
+        scores = 0.3 * k[head // 2] @ q[head, token] + mask[token]
+        shares = _softmax([*scores, sinks[head]])[:-1]
+        assert np.allclose(result[token, head], shares @ v[head // 2], atol=1e-5)
 
 
 def test_factors_divide_the_angle(compute):

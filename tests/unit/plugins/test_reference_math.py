@@ -101,13 +101,63 @@ _AT = {
     Unary.HARDSWISH: (-1 / 3, 0, 2 / 3),
     Unary.HARDSIGMOID: (1 / 6, 0.5, 2 / 3),
     Unary.EXP: (0.13533528, 1, 2.71828183),
+    Unary.EXPM1: (-0.86466472, 0, 1.71828183),
+    Unary.SOFTPLUS: (0.12692801, 0.69314718, 1.31326169),
+    Unary.GELU_ERF: (-0.04550026, 0, 0.84134475),
+    Unary.XIELU: (0.5 * (-0.86466472 + 2) - 2 * 0.25, 0, 0.75 + 0.25),
+    Unary.FLOOR: (-2, 0, 1),
+    Unary.CEIL: (-2, 0, 1),
+    Unary.ROUND: (-2, 0, 1),
+    Unary.TRUNC: (-2, 0, 1),
 }
 
 
 @pytest.mark.parametrize("function", Unary, ids=lambda function: function.name)
 def test_known_values_of_each_function(compute, function):
-    result = compute(lambda a: build.unary(function, a), [-2.0, 0.0, 1.0])
+    params = {"alpha_n": 0.5, "alpha_p": 0.75, "beta": 0.25} if function is Unary.XIELU else {}
+    result = compute(lambda a: build.unary(function, a, **params), [-2.0, 0.0, 1.0])
     assert np.allclose(result, _AT[function], rtol=1e-6, atol=1e-8)
+
+
+def test_whole_numbers_are_found_on_the_right_side(compute):
+    values = [-2.5, -0.2, 0.5, 1.7]
+    for function, expected in (
+        (Unary.FLOOR, [-3, -1, 0, 1]), (Unary.CEIL, [-2, 0, 1, 2]), (Unary.ROUND, [-3, 0, 1, 2]),
+        (Unary.TRUNC, [-2, 0, 0, 1]),
+    ):  # fmt: skip
+        assert compute(lambda a, f=function: build.unary(f, a), values).tolist() == expected
+
+
+def test_single_functions(compute):
+    assert compute(build.sqr, [-3.0, 0.5]).tolist() == [9.0, 0.25]
+    assert compute(build.sqrt, [9.0, 0.25]).tolist() == [3.0, 0.5]
+    assert np.allclose(compute(build.sin, [0.0, 1.0]), [0, math.sin(1)])
+    assert np.allclose(compute(build.cos, [0.0, 1.0]), [1, math.cos(1)])
+    assert compute(lambda a: build.leaky_relu(a, 0.5), [-2.0, 3.0]).tolist() == [-1.0, 3.0]
+    assert compute(build.add1, [1.0, 2.0], [0.5]).tolist() == [1.5, 2.5]
+
+
+def test_norms(compute):
+    a = np.array([[3.0, 5.0], [-1.0, 1.0]], "f4")
+    assert np.allclose(compute(lambda x: build.norm(x, 3.0), a), [[-0.5, 0.5], [-0.5, 0.5]])
+    assert np.allclose(compute(lambda x: build.l2_norm(x, 1e-6), [[3.0, 4.0]]), [0.6, 0.8])
+    assert np.allclose(compute(lambda x: build.l2_norm(x, 10.0), [[3.0, 4.0]]), [0.3, 0.4])
+
+
+def test_groups_of_channels_are_normed_together(compute):
+    a = _RANDOM.normal(size=(1, 5, 2, 3))
+    result = compute(lambda x: build.group_norm(x, 2, 0.1), a)  # channels 0 to 2, then 3 and 4
+    for channels in (slice(0, 3), slice(3, 5)):
+        group = a[0, channels]
+        expected = (group - group.mean()) / math.sqrt(group.var() + 0.1)
+        assert np.allclose(result[channels], expected, atol=1e-5)
+
+
+def test_wholes(compute):
+    assert compute(build.sum_all, [[1.0, 2.0], [3.0, 4.0]]).tolist() == [10.0]
+    assert compute(build.mean, [[1.0, 2.0], [3.0, 5.0]]).tolist() == [[1.5], [4.0]]
+    same = compute(build.count_equal, np.array([1, 2, 3, 4], "i4"), np.array([1, 0, 3, 0], "i4"))
+    assert (same.tolist(), same.dtype) == ([2], np.int64)
 
 
 def test_functions_saturate(compute):
@@ -125,7 +175,19 @@ _GATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("function", Glu, ids=lambda function: function.name)
+def test_limited_gates(compute):
+    def glu(function):
+        return lambda gate, value: build.glu(function, gate, value, alpha=2.0, limit=1.5)
+
+    gate, value = [-1.0, 1.0, 9.0], [0.5, -9.0, 9.0]
+    kept = [(-1.0, 0.5), (1.0, -1.5), (1.5, 1.5)]
+    expected = [g / (1 + math.exp(-2 * g)) * (v + 1) for g, v in kept]
+    assert np.allclose(compute(glu(Glu.SWIGLU_OAI), gate, value), expected, rtol=1e-6)
+    expected = [g / (1 + math.exp(-g)) * v for g, v in kept]
+    assert np.allclose(compute(glu(Glu.SWIGLU_CLAMP), gate, value), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", _GATES, ids=lambda function: function.name)
 def test_the_gate_is_the_first_half_or_the_second_if_swapped(compute, function):
     gate_first, gate_second = [[1.0, 1.0, 2.0, 3.0]], [[2.0, 3.0, 1.0, 1.0]]
     expected = [2 * _GATES[function], 3 * _GATES[function]]

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from rpc_backend.errors import ModelFileError, UnsupportedModelError
-from rpc_backend.models import GgufFile
+from rpc_backend.gguf_file import GgufFile
 from rpc_backend.testing.gguf_writer import byte_characters, write_tiny_model
 
-GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 OPEN_LIMIT_S = 2.0  # 0.12 s on a quiet machine; the package's own reader needs about 3
 
 
@@ -169,3 +169,10 @@ def test_the_file_may_be_deleted_while_it_is_mapped(path: Path) -> None:
     data = GgufFile.open(copy).tensors["output_norm.weight"].data
     copy.unlink()
     assert data.tobytes() == GgufFile.open(path).tensors["output_norm.weight"].data.tobytes()
+
+
+def test_offsets_are_where_the_bytes_lie_in_the_file(path: Path) -> None:
+    content = path.read_bytes()
+
+    for tensor in GgufFile.open(path).tensors.values():
+        assert content[tensor.offset : tensor.offset + tensor.data.nbytes] == tensor.data.tobytes()

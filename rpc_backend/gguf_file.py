@@ -1,7 +1,7 @@
 """GGUF files: metadata as plain values, tensors as bytes of the mapped file.
 
 Belongs here: opening a file, and every complaint about its form. Must not be here: what a metadata key
-means (`hyperparameters`), or which tensors a model needs (`weights`).
+means, or which tensors a model needs (`models`).
 
 Source: the GGUF specification in ggml's `docs/gguf.md`; the `gguf` package reads the layout.
 """
@@ -35,13 +35,14 @@ class GgufTensor:
     """One tensor of a file.
 
     `ne` counts elements, innermost first, without trailing extents the file does not have. `data` are
-    its bytes, flat and read-only, in the mapped file.
+    its bytes, flat and read-only, in the mapped file; they begin at byte `offset` of it.
     """
 
     name: str
     type: ElementType
     ne: tuple[int, ...]
     data: npt.NDArray[np.uint8]
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _locate(field: gguf.ReaderField, data_start: int, content: npt.NDArray[np.ui
         raise ModelFileError(
             f"tensor {name} ends at byte {end} of a file of {len(content)}: the file is truncated; download it again"
         )
-    return GgufTensor(name, kind, ne, content[start:end])
+    return GgufTensor(name, kind, ne, content[start:end], start)
 
 
 def _unknown_type(name: str, code: int) -> str:
