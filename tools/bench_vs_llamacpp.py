@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Compare this project with llama.cpp: the same model files, threads and split, alternately in one run.
+
+    python tools/bench_vs_llamacpp.py --llama-python PATH [--quick] [--write] [MODEL ...]
+
+`PATH` is an interpreter with `llama-cpp-python` built with its RPC backend
+(CMAKE_ARGS="-DGGML_RPC=ON" pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36). A MODEL is a file
+(`make_model.py` makes some) or `demo`. Tokens are random, caches F16. Ours also draws every token; llama.cpp only
+computes the logits.
+
+Belongs here: options, and the tables. Must not be here: workloads (`bench_cells`), running them (`bench_arms`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import bench_arms
+import llamacpp
+from bench_cells import OURS, THEIRS, WORKLOADS, Cell, Where, Workload, run_rounds
+from measure_models import machine
+from rpc_backend.errors import RpcBackendError
+from rpc_backend.host.model_source import find_model
+from tables import PAGE, section, write_part
+
+PART = "bench_vs_llamacpp"
+ROUNDS, QUICK_ROUNDS = 5, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the tables, and write them where asked to."""
+    options = _parser().parse_args(arguments)
+    started = time.perf_counter()
+    try:
+        cells = compare(options)
+    except (llamacpp.LlamaCppError, RpcBackendError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    found = list(lines(cells, time.perf_counter() - started))
+    if options.json:
+        print(json.dumps([cell.as_dict() for cell in cells]))
+    else:
+        print("\n".join(found))
+    if options.write:
+        write_part(PAGE, PART, found)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["demo"], metavar="MODEL", help="a file, or demo (the default)")
+    parser.add_argument("--llama-python", required=True, metavar="PATH", help="interpreter with llama-cpp-python")
+    parser.add_argument("--rounds", type=int, help=f"alternations (default {ROUNDS}, quick: {QUICK_ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and fewer tokens")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only workloads with this in their title")
+    parser.add_argument("--backend-sampling", action="store_true", help="ours draws tokens on the device")
+    parser.add_argument("--json", action="store_true", help="print every rate as JSON")
+    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.name}")
+    return parser
+
+
+def compare(options: argparse.Namespace) -> list[Cell]:
+    """Measure every model. Raises LlamaCppError or RpcBackendError."""
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    workloads = [each.shortened() if options.quick else each for each in WORKLOADS if options.only in each.title]
+    cells: list[Cell] = []
+    for name in options.models:
+        path = find_model(name)
+        for where, group in itertools.groupby(workloads, key=lambda each: each.where):
+            cells += _compare_one(name, path, where, list(group), rounds, options)
+    return cells
+
+
+def _compare_one(
+    name: str, path: Path, where: Where, workloads: list[Workload], rounds: int, options: argparse.Namespace
+) -> list[Cell]:
+    with bench_arms.arms(
+        path, where, workloads, options.llama_python, backend_sampling=options.backend_sampling
+    ) as arms:
+        cells = run_rounds(Path(name).stem, workloads, arms, rounds)
+    for cell in cells:
+        print(f"{cell.model}, {cell.workload.title}: {cell.ratio:.2f}", file=sys.stderr, flush=True)
+    return cells
+
+
+def lines(cells: Sequence[Cell], took_s: float) -> Iterator[str]:
+    """Yield the tables line by line."""
+    yield from section("Ours and llama.cpp, ratios of tokens per second", _ratio_rows(cells))
+    yield "Ours divided by llama.cpp: the median of the rounds' ratios, in brackets what is aimed at."
+    missed = [cell for cell in cells if cell.is_missed]
+    yield "Below that: none." if not missed else "Below that:"
+    yield ""
+    for cell in missed:
+        yield f"- {cell.model}, {cell.workload.title}: {cell.ratio:.2f} of {cell.goal:g}"
+    yield ""
+    yield from section("Ours and llama.cpp, tokens per second", _rate_rows(cells))
+    yield "Medians; decode of several sequences counts the tokens of all. Ours decodes 8 and 32 sequences in two"
+    yield "pipeline groups and draws each token, llama.cpp computes logits only. Prefill runs in chunks of 128 over"
+    yield "workers, 512 in process."
+    yield f"Made by `python tools/bench_vs_llamacpp.py` in {took_s:.0f} s on {machine()};"
+    yield f"load average at the end {os.getloadavg()[0]:.1f}."
+
+
+def _ratio_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    titles = list(dict.fromkeys(cell.workload.title for cell in cells))
+    found = {(cell.workload.title, cell.model): cell for cell in cells}
+    yield ["", *models]
+    for title in titles:
+        yield [title, *(_ratio_text(found[title, model]) for model in models)]
+
+
+def _ratio_text(cell: Cell) -> str:
+    goal = "" if cell.goal is None else f" ({cell.goal:g})"
+    return f"{cell.ratio:.2f}{goal}"
+
+
+def _rate_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
+    yield ["model", "workload", "ours", "llama.cpp", "ratio", "ratios of the rounds"]
+    for cell in cells:
+        ours, theirs = (statistics.median(cell.rates[arm]) for arm in (OURS, THEIRS))
+        spread = f"{min(cell.ratios):.2f} to {max(cell.ratios):.2f}"
+        yield [cell.model, cell.workload.title, f"{ours:.1f}", f"{theirs:.1f}", f"{cell.ratio:.2f}", spread]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
