@@ -4,14 +4,21 @@ Belongs here: names made public to plugin authors. Must not be here: definitions
 """
 
 from rpc_backend.errors import (
+    ChannelError,
     ComputeError,
     ConfigError,
     ConnectError,
+    DeadlineError,
     DeviceError,
     EndpointError,
     GraphError,
+    LimitError,
     OutOfMemoryError,
+    PluginLoadError,
+    RemoteProtocolError,
+    RpcBackendError,
     UnsupportedOpError,
+    WorkerLostError,
 )
 from rpc_backend.graph import (
     ELEMENT_TYPES,
@@ -22,20 +29,41 @@ from rpc_backend.graph import (
     Op,
     RopeMode,
     Tensor,
+    Triangle,
     Unary,
     element_type,
+    extent_nbytes,
+    graph_digest,
+    op_table_digest,
     packed_strides,
 )
-from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe, TransportPlugin, hookimpl
+from rpc_backend.hookspecs import (
+    ComputeBackend,
+    DeviceOptions,
+    DeviceProvider,
+    GatewayPlugin,
+    PayloadPlugin,
+    Probe,
+    ProviderOptions,
+    TransportPlugin,
+    hookimpl,
+)
 from rpc_backend.interfaces import (
     Buffer,
     BufferUsage,
+    Channel,
     Device,
     DeviceInfo,
     EndpointParts,
+    Gateway,
     HostBuffer,
     HostDevice,
+    LocalDial,
     Memory,
+    OnLost,
+    OnMessage,
+    PayloadLink,
+    PayloadTransport,
     Plan,
     RunnablePlan,
     SerialStream,
@@ -44,11 +72,27 @@ from rpc_backend.interfaces import (
     host_address,
     host_bytes,
 )
+from rpc_backend.protocol import (
+    ClientConversation,
+    Command,
+    ErrorEvent,
+    Limits,
+    NoticeEvent,
+    ReplyEvent,
+    commands,
+    own_greeting,
+    records,
+)
 
 __all__ = [
-    "ELEMENT_TYPES", "OPS", "Buffer", "BufferUsage", "ComputeBackend", "ComputeError", "ConfigError", "ConnectError",
-    "Device", "DeviceError", "DeviceInfo", "DeviceOptions", "ElementType", "EndpointError", "EndpointParts", "Glu",
-    "Graph", "GraphError", "HostBuffer", "HostDevice", "Memory", "Op", "OutOfMemoryError", "Plan", "Probe", "RopeMode",
-    "RunnablePlan", "SerialStream", "Stream", "Tensor", "Transport", "TransportPlugin", "Unary", "UnsupportedOpError",
-    "element_type", "hookimpl", "host_address", "host_bytes", "packed_strides",
+    "ELEMENT_TYPES", "OPS", "Buffer", "BufferUsage", "Channel", "ChannelError", "ClientConversation", "Command",
+    "ComputeBackend", "ComputeError", "ConfigError", "ConnectError", "DeadlineError", "Device", "DeviceError",
+    "DeviceInfo", "DeviceOptions", "DeviceProvider", "ElementType", "EndpointError", "EndpointParts", "ErrorEvent",
+    "Gateway", "GatewayPlugin", "Glu", "Graph", "GraphError", "HostBuffer", "HostDevice", "LimitError", "Limits",
+    "LocalDial", "Memory", "NoticeEvent", "OnLost", "OnMessage", "Op", "OutOfMemoryError", "PayloadLink",
+    "PayloadPlugin", "PayloadTransport", "Plan", "PluginLoadError", "Probe", "ProviderOptions", "RemoteProtocolError",
+    "ReplyEvent", "RopeMode", "RpcBackendError", "RunnablePlan", "SerialStream", "Stream", "Tensor", "Transport",
+    "TransportPlugin", "Triangle", "Unary", "UnsupportedOpError", "WorkerLostError", "commands", "element_type",
+    "extent_nbytes", "graph_digest", "hookimpl", "host_address", "host_bytes", "op_table_digest", "own_greeting",
+    "packed_strides", "records",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ Belongs here: all that touches pluggy's manager. Must not be here: use of what p
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -16,10 +17,37 @@ import platformdirs
 import pluggy
 
 from rpc_backend import hookspecs
-from rpc_backend.errors import ConfigError, PluginConflictError, PluginLoadError, RpcBackendError, UnknownPluginError
-from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe, TransportPlugin
-from rpc_backend.interfaces import Device, Transport
+from rpc_backend.errors import (
+    ConfigError,
+    ConnectError,
+    PluginConflictError,
+    PluginLoadError,
+    RpcBackendError,
+    UnknownPluginError,
+)
+from rpc_backend.hookspecs import (
+    ComputeBackend,
+    DeviceOptions,
+    DeviceProvider,
+    GatewayPlugin,
+    PayloadPlugin,
+    Probe,
+    ProviderOptions,
+    TransportPlugin,
+)
+from rpc_backend.interfaces import (
+    Device,
+    EndpointParts,
+    Gateway,
+    LocalDial,
+    PayloadLink,
+    PayloadTransport,
+    Transport,
+)
 from rpc_backend.settings import Settings, cache_folder
+
+INLINE = ("", "tcp")
+"""What asks for payloads inside the fabric."""
 
 _Made = TypeVar("_Made")
 
@@ -46,7 +74,12 @@ class Registry:
 
     backends: dict[str, ComputeBackend] = field(default_factory=dict)
     transports: dict[str, TransportPlugin] = field(default_factory=dict)
+    payloads: dict[str, PayloadPlugin] = field(default_factory=dict)
+    gateways: dict[str, GatewayPlugin] = field(default_factory=dict)
+    providers: dict[str, DeviceProvider] = field(default_factory=dict)
     failures: list[PluginFailure] = field(default_factory=list)
+    _made_payloads: dict[str, PayloadTransport] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def backend(self, name: str) -> ComputeBackend:
         """Return a compute backend.
@@ -82,6 +115,81 @@ class Registry:
             raise UnknownPluginError(_unknown("transport for scheme", scheme, list(by_scheme), self.failures))
         return _create(f"transport {plugin.name!r}", plugin, plugin.create)
 
+    def provider_for(self, scheme: str) -> DeviceProvider | None:
+        """Return who provides the devices behind endpoints of a scheme; None for a scheme of workers."""
+        return next((found for found in self.providers.values() if scheme in found.schemes), None)
+
+    def open_devices(self, endpoint: EndpointParts, options: ProviderOptions) -> Sequence[Device]:
+        """Connect to what is behind an endpoint that has a provider, and return its devices.
+
+        Raises:
+            EndpointError, ConnectError: as the provider says.
+            UnknownPluginError: no provider of that scheme.
+            PluginLoadError: it is not usable here, or failed; the reason is in the message.
+        """
+        provider = self.provider_for(endpoint.scheme)
+        if provider is None:
+            known = [scheme for found in self.providers.values() for scheme in found.schemes]
+            raise UnknownPluginError(_unknown("device provider for scheme", endpoint.scheme, known, self.failures))
+        return _create(f"device provider {provider.name!r}", provider, lambda: provider.create(endpoint, options))
+
+    def create_gateway(self, name: str, endpoint: EndpointParts, dial: LocalDial) -> Gateway:
+        """Make a gateway that will listen at an endpoint, and dial the worker of this process for each of its clients.
+
+        Raises:
+            UnknownPluginError: no gateway of that name.
+            PluginLoadError: it is not usable here, or failed to start; the reason is in the message.
+        """
+        plugin = self.gateways.get(name)
+        if plugin is None:
+            raise UnknownPluginError(_unknown("gateway", name, list(self.gateways), self.failures))
+        return _create(f"gateway {name!r}", plugin, lambda: plugin.create(endpoint, dial))
+
+    def payload_transports(self, text: str) -> list[PayloadTransport]:
+        """Make what carries payloads beside the fabric: `tcp` is nothing, else `NAME` or `NAME:key=value,…`.
+
+        One that cannot work here is an `AbsentPayloads` with the reason: payloads then travel inside the fabric. The
+        same text gives the same object.
+
+        Raises:
+            UnknownPluginError: naming the known ones and the nearest.
+            ConfigError: an option that it does not know.
+        """
+        name, extra = parse_options(text, "transport")
+        if name in INLINE:
+            return []
+        with self._lock:
+            if text not in self._made_payloads:
+                self._made_payloads[text] = self._make_payloads(name, extra)
+            return [self._made_payloads[text]]
+
+    def _make_payloads(self, name: str, extra: dict[str, str]) -> PayloadTransport:
+        plugin = self.payloads.get(name)
+        if plugin is None:
+            known = [*self.payloads, *filter(None, INLINE)]
+            raise UnknownPluginError(_unknown("payload transport", name, known, self.failures))
+        try:
+            return plugin.create(extra)
+        except ConfigError:
+            raise
+        except PluginLoadError as error:
+            return AbsentPayloads(name, error.message)
+        except Exception as error:
+            return AbsentPayloads(name, f"it failed to start: {_describe(error)}")
+
+
+class AbsentPayloads(PayloadTransport):
+    """A payload transport that was asked for and cannot work here; `reason` says which part is missing."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__()
+        self.name = name
+        self.reason = reason
+
+    def open_link(self) -> PayloadLink:
+        """There is none."""
+        raise ConnectError(f"{self.name}: {self.reason}")
+
 
 def probe_of(plugin: _Named) -> Probe:
     """Ask a plugin whether it is usable here; a probe that raises means no."""
@@ -109,7 +217,10 @@ def load_registry(extra_plugins: Sequence[object] = ()) -> Registry:
     manager.check_pending()
     manager.hook.rpc_register_backends(register=_registrar("compute backend", registry.backends))
     manager.hook.rpc_register_transports(register=_registrar("transport", registry.transports))
-    _check_schemes(registry.transports)
+    manager.hook.rpc_register_payloads(register=_registrar("payload transport", registry.payloads))
+    manager.hook.rpc_register_gateways(register=_registrar("gateway", registry.gateways))
+    manager.hook.rpc_register_device_providers(register=_registrar("device provider", registry.providers))
+    _check_schemes([*registry.transports.values(), *registry.providers.values()])
     return registry
 
 
@@ -119,14 +230,24 @@ def parse_device(text: str, threads: int, settings: Settings) -> tuple[str, Devi
     Raises:
         ConfigError: a part that is not `key=value`.
     """
+    name, extra = parse_options(text, "device")
+    return name, DeviceOptions(threads, kernel_cache(settings), extra)
+
+
+def parse_options(text: str, what: str) -> tuple[str, dict[str, str]]:
+    """Parse `NAME` or `NAME:key=value,…`; `what` it is, for the error.
+
+    Raises:
+        ConfigError: a part that is not `key=value`.
+    """
     name, _, tail = text.partition(":")
     extra: dict[str, str] = {}
     for part in filter(None, tail.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key:
-            raise ConfigError(f"device {text!r}: {part!r} is not key=value")
+            raise ConfigError(f"{what} {text!r}: {part!r} is not key=value")
         extra[key] = value
-    return name, DeviceOptions(threads, kernel_cache(settings), extra)
+    return name, extra
 
 
 def kernel_cache(settings: Settings) -> Path:
@@ -162,9 +283,9 @@ def _registrar(what: str, known: dict[str, Any]) -> Callable[[Any], None]:
     return register
 
 
-def _check_schemes(transports: dict[str, TransportPlugin]) -> None:
+def _check_schemes(plugins: Sequence[TransportPlugin | DeviceProvider]) -> None:
     owner: dict[str, str] = {}
-    for plugin in transports.values():
+    for plugin in plugins:
         for scheme in plugin.schemes:
             if owner.setdefault(scheme, plugin.name) != plugin.name:
                 raise PluginConflictError(

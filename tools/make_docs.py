@@ -63,8 +63,6 @@ def cli_page() -> Iterator[str]:
     yield "Exit statuses: 0 done, 1 it failed, 2 the command line is wrong, 130 interrupted by Ctrl-C."
     yield from _help_of(worker, "zmq-rpc-worker")
     yield from _help_of(cli, "zmq-rpc")
-    for name, command in sorted(cli.commands.items()):
-        yield from _help_of(command, f"zmq-rpc {name}")
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
@@ -130,7 +128,10 @@ def _help_of(command: click.Command, name: str) -> Iterator[str]:
     yield f"## {name}"
     yield from inspect.cleandoc(command.help or "").split("\n\n")
     options = [item for item in command.params if isinstance(item, click.Option)]
-    yield table(("option", "value", "default", "meaning"), map(_option_cells, options))
+    if options:
+        yield table(("option", "value", "default", "meaning"), map(_option_cells, options))
+    for part, inner in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
+        yield from _help_of(inner, f"{name} {part}")
 
 
 def _option_cells(option: click.Option) -> Sequence[str]:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measure what `docs/measurements.md` reports, and write that page.
+"""Measure what `docs/measurements.md` begins with, and write that part of the page.
 
-    python tools/measure.py            print the page
-    python tools/measure.py --write    write docs/measurements.md
+    python tools/measure.py            print it
+    python tools/measure.py --write    write it into docs/measurements.md; parts that other programs wrote stay
 
-Belongs here: the page. Must not be here: how a figure is measured (`measure_models`, `measure_pipeline`).
+Belongs here: the page's first part. Must not be here: how a figure is measured (`measure_models`, `measure_pipeline`).
 """
 
 from __future__ import annotations
@@ -12,30 +12,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import measure_models
 import measure_pipeline
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "measurements.md"
+from tables import PAGE, write_part
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, then print or write the page."""
+    """Measure, then print or write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write it into {PAGE.name}")
     options = parser.parse_args(arguments)
-    page = "\n".join(lines()) + "\n"
+    found = list(lines())
     if options.write:
-        PAGE.write_text(page, encoding="utf-8")
+        write_part(PAGE, "", found)
     else:
-        sys.stdout.write(page)
+        print("\n".join(found))
     return 0
 
 
 def lines() -> Iterator[str]:
-    """Yield the page line by line."""
+    """Yield the part line by line."""
     yield "# Measurements"
     yield ""
     yield "Made by `python tools/measure.py --write`; a run takes about ten minutes. Speeds are medians of several runs"

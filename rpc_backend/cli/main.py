@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from rpc_backend.cli.bench import bench
+from rpc_backend.cli.cache import cache
 from rpc_backend.cli.console import DISTRIBUTION, debug_option, run_cli, switches_help
 from rpc_backend.cli.devices import devices
 from rpc_backend.cli.plan import plan
@@ -28,7 +29,7 @@ def cli() -> None:
     """
 
 
-for _command in (run, bench, devices, plan):
+for _command in (run, bench, devices, plan, cache):
     cli.add_command(_command)
 
 

@@ -40,6 +40,12 @@ _WHERE = (
         help="Compute threads of each local worker; 0 is the backend's choice.",
     ),
     click.option(
+        "--transport",
+        default=None,
+        metavar="NAME[:KEY=VALUE,…]",
+        help="How large payloads travel where both sides can: tcp, rdma, rdma:provider=soft.  [ZMQ_RPC_TRANSPORT]",
+    ),
+    click.option(
         "--wait",
         "wait_s",
         type=click.FloatRange(0),
@@ -102,10 +108,12 @@ def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose devices; the command gets them as `where: WorkersRequest`."""
 
     @functools.wraps(command)
-    def with_request(*, workers: str, backend: str, threads: int, wait_s: float, **others: Any) -> Any:
+    def with_request(
+        *, workers: str, backend: str, threads: int, transport: str | None, wait_s: float, **others: Any
+    ) -> Any:
         from rpc_backend.host import WorkersRequest  # heavy: not for --help
 
-        return command(where=WorkersRequest(workers, backend, threads, wait_s), **others)
+        return command(where=WorkersRequest(workers, backend, threads, wait_s, transport), **others)
 
     return _add(_WHERE, with_request)
 

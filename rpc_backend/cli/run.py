@@ -113,6 +113,7 @@ def load(request: ModelRequest, where: WorkersRequest) -> LLM:
             backend_sampling=request.backend_sampling,
             threads=where.threads,
             wait_s=where.wait_s,
+            transport=where.transport,
             on_progress=bar,
         )
 

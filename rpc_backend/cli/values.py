@@ -19,6 +19,10 @@ class ByteSize(click.ParamType):
 
     name = "SIZE"
 
+    def __init__(self, low: int = 1) -> None:
+        """`low` is the least size that is taken."""
+        self._low = low
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
@@ -27,7 +31,7 @@ class ByteSize(click.ParamType):
         if match is None or factor is None:
             self.fail(f"{value!r} is not a size; write 4G (decimal), 512MiB (binary) or a count of bytes", param, ctx)
         nbytes = round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
-        if nbytes < 1:
+        if nbytes < self._low:
             self.fail(f"{value!r} is less than one byte", param, ctx)
         return nbytes
 

@@ -9,21 +9,27 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.metadata import version
+from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from platformdirs import user_cache_path
 
 from rpc_backend.cli.console import DISTRIBUTION, debug_option, run_cli, switches_help
 from rpc_backend.cli.values import ByteSize
 from rpc_backend.text import render_table
 
 if TYPE_CHECKING:
-    from rpc_backend.hookspecs import ComputeBackend, TransportPlugin
+    from rpc_backend.hookspecs import ComputeBackend, GatewayPlugin, PayloadPlugin, TransportPlugin
+    from rpc_backend.interfaces import Gateway, LocalDial, PayloadTransport
     from rpc_backend.registry import Registry
 
+_LOG = logging.getLogger(__name__)
 _SIGNAL_POLL_S = 0.25
+_GATEWAY = "ggml"
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -53,6 +59,60 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
     "--threads", type=click.IntRange(0), default=0, help="Compute threads per device; 0 is the backend's choice."
 )
 @click.option("--mem", "mem_nbytes", type=ByteSize(), default=None, help="Memory that clients may take of each device.")
+@click.option(
+    "--cache",
+    "cache_folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Keep uploaded weights in this folder, so that they need not be sent again; workers may share it.",
+)
+@click.option(
+    "--cache-limit",
+    "cache_limit_nbytes",
+    type=ByteSize(low=0),
+    default=None,
+    help="What the cache may take; the weights used longest ago go first. Without it there is no limit.",
+)
+@click.option(
+    "--models",
+    "model_folders",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    multiple=True,
+    metavar="DIR",
+    help="Take weights from the GGUF files below this folder instead of the wire; repeatable.",
+)
+@click.option(
+    "--transport",
+    default=None,
+    metavar="NAME[:KEY=VALUE,…]",
+    help="How large payloads travel with clients and workers that can: tcp, rdma, rdma:provider=soft.  "
+    "[ZMQ_RPC_TRANSPORT]",
+)
+@click.option(
+    "--peer-allow",
+    "peer_allow",
+    multiple=True,
+    metavar="ENDPOINT",
+    help="A worker that this one may send tensors to if a client names it; repeatable, or none.  "
+    "[default: every worker that the client names and that knows the client]",
+)
+@click.option(
+    "--ticket-timeout",
+    "ticket_timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a step waits for a tensor of another worker.",
+)
+@click.option(
+    "--gateway",
+    "gateways",
+    multiple=True,
+    metavar="[NAME=]ENDPOINT",
+    help="Also serve clients of another protocol at tcp://host:port; NAME ggml, the default, is llama.cpp's.",
+)
 @click.option("--insecure", is_flag=True, help="Serve other machines without keys: anyone who can connect may use it.")
 @click.option("--proto-minor", type=int, default=-1, metavar="N", help="Speak as an older worker of this minor.")
 @click.option("--list", "list_only", is_flag=True, help="List backends and transports, usable or why not, and exit.")
@@ -66,6 +126,13 @@ def worker(
     backends: tuple[str, ...],
     threads: int,
     mem_nbytes: int | None,
+    cache_folder: Path | None,
+    cache_limit_nbytes: int | None,
+    model_folders: tuple[Path, ...],
+    transport: str | None,
+    peer_allow: tuple[str, ...],
+    ticket_timeout_s: float,
+    gateways: tuple[str, ...],
     insecure: bool,
     proto_minor: int,
     list_only: bool,
@@ -74,11 +141,14 @@ def worker(
 ) -> None:
     """Serve the compute devices of this machine to clients.
 
-    Prints "ready ENDPOINT" on a line of its own for each endpoint once it serves. Ctrl-C or SIGTERM stops it.
+    Prints "ready ENDPOINT" on a line of its own for each endpoint once it serves, then "gateway ENDPOINT" for each
+    gateway. Ctrl-C or SIGTERM stops it.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from rpc_backend.registry import load_registry, parse_device  # heavy: not for --help
 
+    if cache_limit_nbytes is not None and cache_folder is None:
+        raise click.UsageError("--cache-limit needs --cache DIR")
     registry = load_registry()
     if list_only:
         click.echo("\n".join(listing(registry)))
@@ -86,10 +156,12 @@ def worker(
     from rpc_backend.protocol import parse_workers
     from rpc_backend.settings import from_environment
     from rpc_backend.worker import Worker, WorkerConfig
+    from rpc_backend.worker.dial_rules import parse_allowed
     from rpc_backend.worker.lifetime import watch_stdin
 
     settings = from_environment()
     endpoints = tuple(parse_workers(listen, listen=True))
+    payloads = _payloads(registry, settings.transport if transport is None else transport)
     stop = _stop_on_signals()
     asked = [parse_device(text, threads, settings) for text in backends]
     devices = [device for name, options in asked for device in registry.create_devices(name, options)]
@@ -99,15 +171,51 @@ def worker(
         heartbeat_ms=settings.heartbeat_timeout_ms,
         insecure=insecure,
         proto_minor=proto_minor,
+        peer_allow=parse_allowed(peer_allow),
+        ticket_timeout_s=ticket_timeout_s,
+        load_opt=settings.load_opt,
+        load_profile=settings.loadprof,
+        cache_folder=cache_folder,
+        cache_limit_nbytes=cache_limit_nbytes,
+        model_folders=model_folders,
+        index_folder=(cache_folder or user_cache_path("zmq-rpc-backend")) / "models",
     )
-    with Worker(config, devices, registry.transport_for, build=version(DISTRIBUTION)) as server:
+    build = version(DISTRIBUTION)
+    server = Worker(config, devices, registry.transport_for, build=build, payloads=payloads)
+    with server, ExitStack() as stack:
+        opened = [_open_gateway(registry, text, server.connect_local, insecure, stack) for text in gateways]
         if exit_on_stdin_close:
             watch_stdin(stop.set)
         for endpoint in server.endpoints:
             click.echo(f"ready {endpoint}")
+        for gateway in opened:
+            click.echo(f"gateway {gateway.name}")
         # A signal that another thread took does not wake this one, and its handler runs here: look now and then.
         while not stop.wait(_SIGNAL_POLL_S):
             continue
+
+
+def _open_gateway(registry: Registry, text: str, dial: LocalDial, insecure: bool, stack: ExitStack) -> Gateway:
+    """Start the gateway of `[NAME=]ENDPOINT`; it closes with `stack`."""
+    from rpc_backend.protocol import check_bind, parse_endpoint
+
+    name, equals, place = text.partition("=")
+    endpoint = parse_endpoint(place if equals else text, listen=True)
+    check_bind(endpoint, insecure=insecure)
+    gateway = registry.create_gateway(name if equals else _GATEWAY, endpoint, dial)
+    stack.callback(gateway.close)
+    gateway.start()
+    return gateway
+
+
+def _payloads(registry: Registry, text: str) -> list[PayloadTransport]:
+    """Return what carries payloads beside the fabric; where it cannot, say which part is missing."""
+    from rpc_backend.registry import AbsentPayloads
+
+    found = registry.payload_transports(text)
+    for absent in (item for item in found if isinstance(item, AbsentPayloads)):
+        _LOG.warning("payloads travel inside the fabric, %s cannot be used: %s", absent.name, absent.reason)
+    return found
 
 
 def main() -> NoReturn:
@@ -135,15 +243,23 @@ def listing(registry: Registry) -> Iterator[str]:
         (name, " ".join(f"{scheme}://" for scheme in plugin.schemes), _usable(plugin))
         for name, plugin in sorted(registry.transports.items())
     ]
+    payloads = [(name, _usable(plugin)) for name, plugin in sorted(registry.payloads.items())]
+    gateways = [(name, _usable(plugin)) for name, plugin in sorted(registry.gateways.items())]
     failures = [(failure.entry_point, failure.reason) for failure in registry.failures]
-    sections = {"compute backends": backends, "transports": transports, "plugins that failed to load": failures}
+    sections = {
+        "compute backends": backends,
+        "transports": transports,
+        "transports of payloads": payloads,
+        "gateways": gateways,
+        "plugins that failed to load": failures,
+    }
     for title, rows in sections.items():
         if rows:
             yield title
             yield indent(render_table(rows), "  ")
 
 
-def _usable(plugin: ComputeBackend | TransportPlugin) -> str:
+def _usable(plugin: ComputeBackend | TransportPlugin | PayloadPlugin | GatewayPlugin) -> str:
     from rpc_backend.registry import probe_of
 
     probe = probe_of(plugin)

@@ -42,7 +42,7 @@ class RemoteBuffer(Buffer):
         return self._handle
 
     def write(self, offset: int, data: memoryview) -> None:
-        self.transfers.upload(self._range_record(offset, data.nbytes), data, offset)
+        self.transfers.uploads.write(self._range_record(offset, data.nbytes), data, offset)
 
     def read_into(self, offset: int, out: memoryview) -> None:
         self.transfers.download(self._range_record(offset, out.nbytes), out, offset)

@@ -26,8 +26,10 @@ from rpc_backend.errors import (
     RemoteProtocolError,
 )
 from rpc_backend.graph import op_table_digest
+from rpc_backend.interfaces import Carrier
 from rpc_backend.protocol import Agreement, Command, Endpoint, Greeting, Limits, negotiate, own_greeting, parse_endpoint
 from rpc_backend.protocol.commands import GOODBYE, HELLO
+from rpc_backend.protocol.negotiation import LINKS_SINCE
 from rpc_backend.protocol.records import Empty, Hello, HelloReply
 from rpc_backend.registry import Registry, load_registry
 from rpc_backend.settings import Settings
@@ -55,6 +57,11 @@ class Connection:
     def endpoint(self) -> str:
         """The worker's endpoint."""
         return self.dispatcher.name
+
+    @property
+    def carrier(self) -> Carrier:
+        """How large payloads travel to and from this worker."""
+        return self.dispatcher.carrier
 
     @property
     def counters(self) -> Counters:
@@ -129,6 +136,7 @@ def connect(
             on_message=dispatcher.on_message,
             on_lost=dispatcher.on_lost,
             options=fabric.FabricOptions.of(settings, limits),
+            payloads=registry.payload_transports(settings.transport),
         )
     )
     try:
@@ -149,6 +157,7 @@ def greet(dispatcher: Dispatcher, greeting: Greeting, settings: Settings) -> Con
         greeting.build,
         list(greeting.abilities),
         settings.heartbeat_timeout_ms,
+        fabric.offer_records(dispatcher.offer_links()) if greeting.minor >= LINKS_SINCE else [],
     )
     context = ErrorContext(worker=dispatcher.name)
     try:
@@ -166,6 +175,8 @@ def greet(dispatcher: Dispatcher, greeting: Greeting, settings: Settings) -> Con
         raise error.located(worker=dispatcher.name) from None
     _check_reply(reply, dispatcher.name)
     dispatcher.agree(agreement.minor)
+    if agreement.has_links:
+        dispatcher.take_link(fabric.read_offers(reply.links))
     return Connection(dispatcher, reply, agreement)
 
 

@@ -13,17 +13,19 @@ from typing import get_args
 from rpc_backend.client.buffer import RemoteBuffer
 from rpc_backend.client.dispatcher import Dispatcher
 from rpc_backend.client.events import EventNumbers, RemoteEvent
+from rpc_backend.client.landings import Landings
+from rpc_backend.client.peers import Peers
 from rpc_backend.client.placement import place_on
 from rpc_backend.client.plan import RemotePlan
 from rpc_backend.client.questions import Questions
 from rpc_backend.client.queue import CommandQueue
 from rpc_backend.client.reads import ReadLimits, Reads
 from rpc_backend.client.stream import RemoteStream
-from rpc_backend.client.task import Place, RemoteTask, make_task
+from rpc_backend.client.task import Peering, Place, RemoteTask, make_task
 from rpc_backend.client.transfers import Transfers
+from rpc_backend.client.uploads import UPLOAD_CHUNK_NBYTES, UploadOptions, Uploads
 from rpc_backend.errors import (
     ChannelError,
-    EndpointError,
     ErrorContext,
     GraphError,
     RemoteProtocolError,
@@ -41,9 +43,9 @@ from rpc_backend.interfaces import (
     Onward,
     Stream,
 )
-from rpc_backend.protocol import parse_endpoint
 from rpc_backend.protocol.commands import (
     ALLOC_BUFFER,
+    COPY_TENSOR_TO,
     DROP_TICKETS,
     GET_ALIGNMENT,
     GET_DEVICE_MEMORY,
@@ -51,11 +53,10 @@ from rpc_backend.protocol.commands import (
     GET_TENSORS,
     SUBMIT,
 )
+from rpc_backend.protocol.negotiation import WEIGHT_CACHE, WEIGHT_SOURCE
 from rpc_backend.protocol.records import AllocBuffer, DeviceRef, HelloReply, Tickets
 
-_WINDOW_NBYTES = 4 << 20
-PEER_ABILITY = "peer:"
-"""Prefix of an ability of a worker: it sends results to the worker at the endpoint that follows."""
+_WINDOW_NBYTES = 8 << 20
 
 
 class RemoteDevice(Device):
@@ -65,12 +66,19 @@ class RemoteDevice(Device):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, index: int, info: DeviceInfo, hello: HelloReply, numbers: EventNumbers
+        self,
+        dispatcher: Dispatcher,
+        index: int,
+        info: DeviceInfo,
+        hello: HelloReply,
+        numbers: EventNumbers,
+        peers: Peers,
     ) -> None:
         self.info = info
         self.index = index
         self.dispatcher = dispatcher
-        self._hello = hello
+        self.peers = peers
+        self.landings = Landings()
         self._numbers = numbers
         # All devices together keep within half of what the session may have waiting; headers take their part.
         limit_nbytes = max(1, hello.max_queued_nbytes // (2 * len(hello.devices)))
@@ -81,7 +89,8 @@ class RemoteDevice(Device):
         self._queue = CommandQueue(
             dispatcher, index, lambda: Reads(reads), window_nbytes=window_nbytes, limit_nbytes=limit_nbytes
         )
-        self._transfers = Transfers(self._queue, min(hello.max_payload_nbytes, window_nbytes), reads)
+        uploads = Uploads(self._queue, _upload_options(dispatcher, hello, window_nbytes, limit_nbytes))
+        self._transfers = Transfers(self._queue, uploads, min(hello.max_payload_nbytes, window_nbytes), reads)
         self._questions = Questions(dispatcher, index)
 
     def memory(self) -> Memory:
@@ -139,31 +148,36 @@ class RemoteDevice(Device):
             LimitError: values or results are more than the worker takes in a message.
         """
         places = [(item, self._place(item.target)) for item in onward]
-        has_submit = self.dispatcher.minor >= SUBMIT.since
-        plan = self.compile(graph)
+        has_submit, peering = self.dispatcher.minor >= SUBMIT.since, _peering(self.dispatcher)
         return make_task(
-            plan, writes, reads, receives, places, max_payload_nbytes=self._task_nbytes, has_submit=has_submit
+            self.compile(graph),
+            writes,
+            reads,
+            receives,
+            places,
+            max_payload_nbytes=self._task_nbytes,
+            has_submit=has_submit,
+            peering=peering,
         )
 
     def can_send_to(self, target: Device) -> bool:
-        """Whether both workers can, the switches allow it, and this one may connect to the other.
+        """Whether both workers can in the same way, the switches allow it, and a link between them stands.
 
-        It may if both are on this machine, or if it said so in its abilities.
+        Asks both workers the first time.
         """
         if not isinstance(target, RemoteDevice):
             return False
-        for dispatcher in (self.dispatcher, target.dispatcher):
-            settings = dispatcher.settings
-            if dispatcher.minor < SUBMIT.since or not settings.p2p or settings.no_async_copy:
-                return False
+        ours, theirs = _peering(self.dispatcher), _peering(target.dispatcher)
+        if ours is not theirs or ours is Peering.NONE:
+            return False
         if target.dispatcher is self.dispatcher:
-            return True
-        if _is_here(self.dispatcher.name) and _is_here(target.dispatcher.name):
-            return True
-        return PEER_ABILITY + target.dispatcher.name in self._hello.abilities
+            return ours is Peering.TICKETS
+        return self.peers.open(target.dispatcher)
 
     def drop_tickets(self, tickets: Sequence[bytes], reason: str) -> None:
-        if self.dispatcher.minor >= DROP_TICKETS.since:
+        if self.dispatcher.minor < DROP_TICKETS.since:
+            self.landings.drop(tickets, reason)
+        else:
             with suppress(ChannelError):  # with the worker, all that waits for a ticket is gone
                 self.dispatcher.post(DROP_TICKETS, Tickets(list(tickets), reason))
 
@@ -190,7 +204,7 @@ def open_devices(dispatcher: Dispatcher, hello: HelloReply) -> list[RemoteDevice
         RemoteProtocolError: a device is not described by name, description and a known kind.
     """
     devices = []
-    numbers = EventNumbers()
+    numbers, peers = EventNumbers(), Peers(dispatcher)
     for index, fields in enumerate(hello.devices):
         name, description, kind = _description(dispatcher, fields)
         info = DeviceInfo(
@@ -200,8 +214,15 @@ def open_devices(dispatcher: Dispatcher, hello: HelloReply) -> list[RemoteDevice
             alignment=dispatcher.call(GET_ALIGNMENT, DeviceRef(index)).nbytes,
             max_buffer_nbytes=dispatcher.call(GET_MAX_SIZE, DeviceRef(index)).nbytes,
         )
-        devices.append(RemoteDevice(dispatcher, index, info, hello, numbers))
+        devices.append(RemoteDevice(dispatcher, index, info, hello, numbers, peers))
     return devices
+
+
+def _upload_options(dispatcher: Dispatcher, hello: HelloReply, window_nbytes: int, limit_nbytes: int) -> UploadOptions:
+    has_content = not {WEIGHT_CACHE, WEIGHT_SOURCE}.isdisjoint(hello.abilities)
+    if dispatcher.settings.load_opt:
+        return UploadOptions(min(UPLOAD_CHUNK_NBYTES, hello.max_payload_nbytes, window_nbytes), has_content)
+    return UploadOptions(min(hello.max_payload_nbytes, limit_nbytes), has_content, is_optimized=False)
 
 
 def _description(dispatcher: Dispatcher, fields: list[str]) -> tuple[str, str, DeviceKind]:
@@ -212,9 +233,7 @@ def _description(dispatcher: Dispatcher, fields: list[str]) -> tuple[str, str, D
     raise RemoteProtocolError(f"HELLO names a device {fields!r:.200}", context=ErrorContext(worker=dispatcher.name))
 
 
-def _is_here(name: str) -> bool:
-    """Whether a worker is on this machine; one whose name is no endpoint is in this process."""
-    try:
-        return parse_endpoint(name).is_loopback()
-    except EndpointError:
-        return True
+def _peering(dispatcher: Dispatcher) -> Peering:
+    if not dispatcher.settings.p2p or dispatcher.settings.no_async_copy or dispatcher.minor < COPY_TENSOR_TO.since:
+        return Peering.NONE
+    return Peering.TICKETS if dispatcher.minor >= SUBMIT.since else Peering.COPIES

@@ -13,13 +13,15 @@ import logging
 import threading
 import time
 from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rpc_backend.client.counters import Counters
 from rpc_backend.client.pulse import Pulse, Verdict
 from rpc_backend.errors import DeadlineError, ErrorContext, WorkerLostError
-from rpc_backend.interfaces import Channel, Ticket
+from rpc_backend.interfaces import Carrier, Channel, LinkOffer, Ticket
+from rpc_backend.load_profile import LoadProfile
 from rpc_backend.protocol import (
     ClientConversation,
     Command,
@@ -71,9 +73,10 @@ class Dispatcher:
     """The traffic of one connection. Any thread may call it."""
 
     def __init__(self, name: str, settings: Settings, limits: Limits) -> None:
-        """`name` is the endpoint, for errors; `counters` counts what passes."""
+        """`name` is the endpoint, for errors; `counters` counts what passes, `profile` times it if the switch asks."""
         self.name = name
         self.settings = settings
+        self.profile = LoadProfile() if settings.loadprof else None
         self._timeout_s = settings.command_timeout_ms / 1000
         self._conversation = ClientConversation(limits)
         self._pulse = Pulse(settings.heartbeat_timeout_ms / 1000)
@@ -102,6 +105,20 @@ class Dispatcher:
     def attach(self, channel: Channel) -> None:
         """Send through `channel`, whose callbacks are `on_message` and `on_lost`."""
         self._channel = channel
+
+    @property
+    def carrier(self) -> Carrier:
+        """How large payloads travel."""
+        return Carrier() if self._channel is None else self._channel.carrier
+
+    def offer_links(self) -> list[LinkOffer]:
+        """See `Channel.offer_links`."""
+        return [] if self._channel is None else self._channel.offer_links()
+
+    def take_link(self, answers: list[LinkOffer]) -> None:
+        """See `Channel.take_link`."""
+        if self._channel is not None:
+            self._channel.take_link(answers)
 
     def agree(self, minor: int) -> None:
         """HELLO went well: allow every command of this minor version."""
@@ -154,7 +171,7 @@ class Dispatcher:
 
         Raises as `submit`.
         """
-        with self._lock:
+        with nullcontext() if self.profile is None else self.profile.timing_command(command.name), self._lock:
             sequence, frames = self._conversation.request(command, request, stream=stream, payload=payload)
             return sequence, self._send(command, frames)
 
@@ -233,6 +250,8 @@ class Dispatcher:
             return
         self.counters.received(event.command.name, sum(frame.nbytes for frame in frames))
         if opened is not None:
+            if self.profile is not None:
+                self.profile.command(event.command.name, time.monotonic() - opened[1])
             _settle(opened[0].future, event, self.name)
 
     def on_lost(self, error: Exception) -> None:

@@ -24,6 +24,7 @@ class Flight:
         self._works: deque[Work] = deque()
         self.nbytes = 0
         self.n_runs = 0
+        self._n_answerable = 0
         self._unanswerable_nbytes = 0
         self._n_unanswerable = 0
 
@@ -44,14 +45,14 @@ class Flight:
         return bool(self._works) and self._works[-1].is_question
 
     @property
+    def is_answerable(self) -> bool:
+        """Whether any piece will be answered."""
+        return self._n_answerable > 0
+
+    @property
     def needs_fence(self) -> bool:
         """Whether much has gone out since the last piece that will be answered."""
         return self._unanswerable_nbytes >= self._window_nbytes or self._n_unanswerable >= _FENCE_EVERY_COMMANDS
-
-    @property
-    def first_answerable(self) -> Work | None:
-        """The first piece that will be answered."""
-        return next((work for work in self._works if work.answers), None)
 
     def append(self, work: Work) -> None:
         """A piece went out."""
@@ -59,6 +60,7 @@ class Flight:
         self.nbytes += work.nbytes
         self.n_runs += work.is_run
         if work.answers:
+            self._n_answerable += 1
             self._unanswerable_nbytes = self._n_unanswerable = 0
         else:
             self._unanswerable_nbytes += work.nbytes
@@ -83,4 +85,5 @@ class Flight:
         work.attempt += 1
         self.nbytes -= work.nbytes
         self.n_runs -= work.is_run
+        self._n_answerable -= bool(work.answers)
         return work

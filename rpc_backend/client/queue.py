@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -21,9 +21,8 @@ from rpc_backend.client.dispatcher import Answer, Dispatcher
 from rpc_backend.client.flight import Flight
 from rpc_backend.client.reads import Piece, ReadFuture, Reads
 from rpc_backend.client.work import Asked, AskedAlways, Collect, Fence, Freed, Synchronize, Told, Wire, Work
-from rpc_backend.errors import ChannelError, RpcBackendError, StaleGraphError, WorkerLostError
-from rpc_backend.interfaces import Ticket
-from rpc_backend.protocol import Command, Frame, NoticeEvent
+from rpc_backend.errors import ChannelError, RpcBackendError, StaleGraphError
+from rpc_backend.protocol import Command, NoticeEvent
 from rpc_backend.protocol.commands import PEER_PUSH, SUBMIT_ONWARD
 
 Request = TypeVar("Request")
@@ -44,8 +43,8 @@ class CommandQueue:
         window_nbytes: int,
         limit_nbytes: int,
     ) -> None:
-        """`window_nbytes` is how much may go out before the worker is asked for a sign, and twice that how much
-        `post` leaves unanswered; `limit_nbytes` is how much may be unanswered before queued work is held back."""
+        """`window_nbytes` is how much may go out before the worker is asked for a sign; queued work is held back while
+        `limit_nbytes` would be unanswered with it, bulk work while two windows would be."""
         self.dispatcher = dispatcher
         self.stream = stream
         self.on_failure: list[OnFailure] = []
@@ -67,15 +66,26 @@ class CommandQueue:
 
     def enqueue(self, *works: Work) -> None:
         """Queue work; it goes out now if it can, else when what it waits for has come."""
-        with self._lock:
-            if self._reads is not None:
-                self._waiting.append(self._reads)
-                self._reads = None
-            self._waiting.extend(works)
+        enqueue_together([(self, works)])
+
+    def _append(self, works: Iterable[Work]) -> None:
+        if self._reads is not None:
+            self._waiting.append(self._reads)
+            self._reads = None
+        self._waiting.extend(works)
+
+    def _start(self, works: Iterable[Work]) -> None:
         for work in works:
             if work.gate is not None and not work.gate.done():
                 work.gate.add_done_callback(lambda _: self._advance())
         self._advance()
+
+    def withdraw(self, works: Iterable[Work]) -> None:
+        """Take back what has not gone out: what it would send may change from now on."""
+        with self._lock:
+            for work in works:
+                with suppress(ValueError):
+                    self._waiting.remove(work)
 
     def read(self, pieces: Iterable[Piece], future: ReadFuture | None = None) -> None:
         """Queue a read; it goes out with all others that are queued next to it, once something else is queued."""
@@ -86,18 +96,9 @@ class CommandQueue:
 
     # Calls that wait
 
-    def post(
-        self, command: Command[Request, None], request: Request, payload: Frame | None = None, *, nbytes: int = 0
-    ) -> Ticket | None:
-        """Send a command without reply; `nbytes` counts towards the window.
-
-        Returns None and sends nothing while an error waits to be raised. Otherwise the ticket says when
-        `payload` may change.
-        """
-        told = Told(command, request, payload, nbytes=nbytes)
-        self._wait_sent(told, command.name)
-        self._wait_for_room()
-        return told.ticket
+    def post(self, command: Command[Request, None], request: Request) -> None:
+        """Send a command without reply, or nothing while an error waits to be raised."""
+        self._wait_sent(Told(command, request), command.name)
 
     def free(self, command: Command[Request, None], request: Request) -> None:
         """Send a command without reply that gives memory back; the worker runs it on a failed stream too."""
@@ -146,25 +147,11 @@ class CommandQueue:
             self.enqueue(told)
             self.dispatcher.wait_future(told.sent, name)
         except BaseException:
-            with self._lock, suppress(ValueError):  # its payload may change from now on
-                self._waiting.remove(told)
+            self.withdraw([told])
             raise
         error = told.error
-        if error is not None and (not told.was_skipped or isinstance(error, WorkerLostError)):
+        if error is not None and (not told.was_skipped or self.dispatcher.is_lost):
             raise error
-
-    def _wait_for_room(self) -> None:
-        while self._flight.nbytes > 2 * self._window_nbytes:
-            with self._held():
-                self._prove()
-                first = self._flight.first_answerable
-                # Taken while the lock is held: the thread that brings the answer may finish the work at any time.
-                awaited = None if first is None else (first, first.answers[-1], first.attempt)
-            self._advance()
-            if awaited is not None:
-                work, pending, attempt = awaited
-                self.dispatcher.wait_answered(pending)
-                self._on_answer(work, attempt)
 
     # What the dispatcher tells
 
@@ -231,10 +218,12 @@ class CommandQueue:
         if flight.is_questioning or (work.gate is not None and not work.gate.done()):
             return False
         is_ordered = work.is_run or not flight.n_runs
-        if is_ordered and (not flight or flight.nbytes + work.nbytes <= self._limit_nbytes):
+        limit_nbytes = 2 * self._window_nbytes if work.is_bulk else self._limit_nbytes
+        if is_ordered and (not flight or flight.nbytes + work.nbytes <= limit_nbytes):
             return True
-        with suppress(ChannelError):  # a lost worker is told by itself
-            self._prove()
+        if not (is_ordered and flight.is_answerable):  # else an answer will make room
+            with suppress(ChannelError):  # a lost worker is told by itself
+                self._prove()
         return not flight
 
     def _earlier_error(self, work: Work) -> RpcBackendError | None:
@@ -253,6 +242,7 @@ class CommandQueue:
     def _send(self, work: Work) -> None:
         """Send work whose turn it is. Raises as `Work.send`."""
         flight = self._flight
+        self._wire.is_idle = not flight
         self._wire.last_answer = flight.last.answers[-1] if flight and flight.last.answers else None
         work.answers = work.send(self._wire)
         flight.append(work)
@@ -333,8 +323,8 @@ class CommandQueue:
             error.located(worker=self.dispatcher.name)
         if work.takes_error:
             error, self._error = self._error or error, None
-        elif work.keeps_error and not isinstance(error, WorkerLostError):
-            self._error = self._error or error  # the loss of a worker is raised by every call anyway
+        elif work.keeps_error and not self.dispatcher.is_lost:
+            self._error = self._error or error  # the loss of this worker is raised by every call anyway
         work.error = error
         self._to_tell.append(work.settle)
         if error is not None and work.is_run and not work.takes_error:
@@ -342,3 +332,18 @@ class CommandQueue:
 
     def _tell_failure(self, error: RpcBackendError) -> None:
         self._to_tell.extend(partial(callback, error) for callback in self.on_failure)
+
+
+def enqueue_together(parts: Sequence[tuple[CommandQueue, Sequence[Work]]]) -> None:
+    """Queue work in several queues at one moment.
+
+    Works of different queues may wait for each other; so between those that one caller queues, and those of another,
+    there must be one order for all queues.
+    """
+    with ExitStack() as locked:
+        for queue in sorted({id(queue): queue for queue, _ in parts}.values(), key=id):
+            locked.enter_context(queue._lock)
+        for queue, works in parts:
+            queue._append(works)
+    for queue, works in parts:
+        queue._start(works)

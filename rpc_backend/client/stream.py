@@ -6,32 +6,39 @@ Belongs here: `Stream` in terms of queued work. Must not be here: its order (`qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rpc_backend.client.buffer import RemoteBuffer
-from rpc_backend.client.dispatcher import Pending
+from rpc_backend.client.copies import CopyToWork, CopyWork, ReadyWork, Way, land_works
 from rpc_backend.client.events import MarkWork, RemoteEvent, WaitWork
-from rpc_backend.client.placement import encode_placed
+from rpc_backend.client.landings import Landing
+from rpc_backend.client.placement import buffer_on, encode_placed
 from rpc_backend.client.plan import RemotePlan
-from rpc_backend.client.runs import GraphTaskWork, GraphWork, OnwardWork, TaskWork
+from rpc_backend.client.queue import enqueue_together
+from rpc_backend.client.runs import GraphWork, OnwardWork, TaskWork
+from rpc_backend.client.single_runs import single_works
 from rpc_backend.client.task import RemoteTask
-from rpc_backend.client.transfers import Transfers, WriteWork, check_range
-from rpc_backend.client.work import Later, Wire, Work
-from rpc_backend.errors import ChannelError, DeviceError, GraphError, RpcBackendError
+from rpc_backend.client.transfers import Transfers, check_range
+from rpc_backend.client.uploads import Load
+from rpc_backend.client.work import Later
+from rpc_backend.errors import ChannelError, GraphError, RpcBackendError
 from rpc_backend.graph import Tensor
-from rpc_backend.interfaces import Device, Event, Plan, Stream, Task, TaskRun
-from rpc_backend.protocol.commands import COPY_TENSOR, EVENT_RECORD, EVENT_WAIT
-from rpc_backend.protocol.records import TensorPair
+from rpc_backend.interfaces import BufferUsage, Event, Plan, Stream, Task, TaskRun
+from rpc_backend.protocol.commands import COPY_TENSOR, COPY_TENSOR_TO, EVENT_RECORD, EVENT_WAIT
+from rpc_backend.protocol.records import CopyTensorTo, TensorPair
+
+if TYPE_CHECKING:
+    from rpc_backend.client.device import RemoteDevice
 
 
 class RemoteStream(Stream):
     """All streams of one remote device share the worker's one stream of that device."""
 
-    def __init__(self, device: Device, transfers: Transfers) -> None:
-        self.device = device
+    def __init__(self, device: RemoteDevice, transfers: Transfers) -> None:
+        self.device = self._remote = device
         self._transfers = transfers
         self._queue = transfers.queue
         self._dispatcher = transfers.queue.dispatcher
@@ -42,7 +49,10 @@ class RemoteStream(Stream):
 
     def set_tensor(self, tensor: Tensor, data: memoryview, offset_bytes: int = 0) -> None:
         check_range(data.nbytes, offset_bytes, tensor.nbytes, str(tensor))
-        self._transfers.upload(encode_placed(self.device, tensor), data, offset_bytes)
+        self._transfers.uploads.write(encode_placed(self.device, tensor), data, offset_bytes)
+
+    def load_tensors(self, pairs: Iterable[tuple[Tensor, memoryview]], on_done: Callable[[int], None]) -> None:
+        self._transfers.uploads.load((self._load(tensor, data) for tensor, data in pairs), on_done)
 
     def get_tensor(self, tensor: Tensor, out: memoryview, offset_bytes: int = 0) -> None:
         check_range(out.nbytes, offset_bytes, tensor.nbytes, str(tensor))
@@ -58,23 +68,37 @@ class RemoteStream(Stream):
     def set_tensor_when(self, tensor: Tensor, data: Future[memoryview]) -> None:
         self._queue.enqueue(*self._transfers.writes(encode_placed(self.device, tensor), tensor.nbytes, data))
 
+    def _load(self, tensor: Tensor, data: memoryview) -> Load:
+        if data.nbytes != tensor.nbytes:
+            raise GraphError(f"{tensor} of {tensor.nbytes} bytes cannot be loaded from {data.nbytes}")
+        buffer, _ = buffer_on(self.device, tensor)
+        return Load(encode_placed(self.device, tensor), data, buffer.usage is BufferUsage.WEIGHTS)
+
     # Copies
 
     def copy_tensor(self, source: Tensor, target: Tensor) -> bool:
-        """Copy within the worker, also from another device of it; False = another worker, or another layout."""
+        """Copy within the worker or from another one; False = there is no way between the two, or another layout."""
         buffer, _ = source.location()
         if not isinstance(buffer, RemoteBuffer) or not _same_layout(source, target):
             return False
         ours, theirs = self._queue, buffer.transfers.queue
+        pair = TensorPair(encode_placed(buffer.device, source), encode_placed(self.device, target))
         if ours.dispatcher is not theirs.dispatcher:
-            return False
+            holder = buffer.device
+            if not isinstance(holder, type(self._remote)) or not holder.peers.open(ours.dispatcher):
+                return False
+            ours.synchronize()
+            way = ours.dispatcher.name, self._remote.index
+            return theirs.call(COPY_TENSOR_TO, CopyTensorTo(pair.source, pair.target, source.nbytes, *way)).reply.result
         if ours is not theirs:
             theirs.synchronize()
-        pair = TensorPair(encode_placed(buffer.device, source), encode_placed(self.device, target))
         return ours.call(COPY_TENSOR, pair).reply.result
 
     def copy_tensor_async(self, source_stream: Stream, source: Tensor, target_stream: Stream, target: Tensor) -> bool:
-        """Copy within the worker, or between it and a device of this process; False = between two workers."""
+        """Copy within the worker, or between it and a device of this process or another worker.
+
+        False = also if it is not known that the source's worker can send to the target's: ask `can_send_to` before.
+        """
         if self._dispatcher.settings.no_async_copy or not _same_layout(source, target):
             return False
         if isinstance(source_stream, RemoteStream) and isinstance(target_stream, RemoteStream):
@@ -109,17 +133,9 @@ class RemoteStream(Stream):
             work = kind(task, task.content, run)
             self._queue.enqueue(work)
             return work.future
-        single = GraphTaskWork(task, self._transfers.read_limits)
-        self._queue.enqueue(*self._single_writes(task, run), single)
-        return single.future
-
-    def _single_writes(self, task: RemoteTask, run: TaskRun) -> list[WriteWork]:
-        works: list[WriteWork] = []
-        for record, value in zip(task.write_records, run.values, strict=True):
-            data: Future[memoryview] = Future()
-            data.set_result(value)
-            works += self._transfers.writes(record, value.nbytes, data)
-        return works
+        works, future = single_works(self._remote, self._transfers, task, run)
+        self._queue.enqueue(*works)
+        return future
 
     # Order
 
@@ -164,11 +180,18 @@ class RemoteStream(Stream):
 
     def _copy_from(self, source_stream: RemoteStream, source: Tensor, target: Tensor) -> bool:
         ours, theirs = self._queue, source_stream._queue
+        pair = TensorPair(encode_placed(source_stream.device, source), encode_placed(self.device, target))
         if ours.dispatcher is not theirs.dispatcher:
-            return False
-        work = CopyWork(
-            TensorPair(encode_placed(source_stream.device, source), encode_placed(self.device, target)), self.device
-        )
+            way = Way(source_stream._remote.peers, ours.dispatcher, self._remote.index)
+            if not way.is_open:
+                return False
+            landing = Landing()
+            limits = source_stream._transfers.read_limits
+            lands = land_works(self._transfers, pair.target, source.nbytes, landing)
+            sends = [CopyToWork(pair.source, source.nbytes, landing, way, limits)]
+            enqueue_together([(ours, [ReadyWork([landing], [pair.target]), *lands]), (theirs, sends)])
+            return True
+        work = CopyWork(pair, self.device)
         if ours is theirs:
             ours.enqueue(work)
             return True
@@ -183,23 +206,6 @@ class RemoteStream(Stream):
         computed.close()
         copied.close()
         return True
-
-
-class CopyWork(Work):
-    """A copy within the worker."""
-
-    def __init__(self, pair: TensorPair, device: Device) -> None:
-        super().__init__()
-        self._pair = pair
-        self._device = device
-
-    def send(self, wire: Wire) -> Sequence[Pending[Any]]:
-        return (wire.submit(COPY_TENSOR, self._pair),)
-
-    def take_answers(self) -> None:
-        if not self.answers[0].future.result().reply.result:
-            name = self._device.info.name
-            raise DeviceError(f"{name} declined to copy; ZMQ_RPC_NO_ASYNC_COPY=1 takes the way through the host")
 
 
 def _same_layout(source: Tensor, target: Tensor) -> bool:

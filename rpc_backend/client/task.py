@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from rpc_backend.client.placement import encode_placed
 from rpc_backend.client.plan import Content, RemotePlan
@@ -24,17 +25,27 @@ class Place:
     device: int
 
 
+class Peering(Enum):
+    """How a worker takes and sends tensors of tasks: not at all, each copied by a command, under tickets."""
+
+    NONE = 0
+    COPIES = 1
+    TICKETS = 2
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTask(Task):
     """A task of a remote device.
 
-    `write_records` and `read_records` place its tensors, `write_nbytes` and `read_nbytes` are their sizes. `content` is
-    what SUBMIT carries; None if the task goes as single commands.
+    The records place its tensors, `write_nbytes` and `read_nbytes` are sizes. `content` is what SUBMIT carries; None if
+    the task goes as single commands.
     """
 
     plan: RemotePlan
     write_records: tuple[Record, ...] = ()
     read_records: tuple[Record, ...] = ()
+    receive_records: tuple[Record, ...] = ()
+    onward_records: tuple[Record, ...] = ()
     write_nbytes: tuple[int, ...] = ()
     read_nbytes: tuple[int, ...] = ()
     content: Content | None = None
@@ -67,10 +78,12 @@ def make_task(
     *,
     max_payload_nbytes: int,
     has_submit: bool,
+    peering: Peering,
 ) -> RemoteTask:
     """Encode a task of the plan's device.
 
     Without `has_submit`, or if its values or results are above `max_payload_nbytes`, it goes as single commands.
+    `peering` is what the worker can.
 
     Raises:
         GraphError: a tensor lies anywhere but on that device; tensors come or go directly, which the worker cannot do.
@@ -79,19 +92,21 @@ def make_task(
     device: Device = plan.device
     write_records = tuple(encode_placed(device, tensor) for tensor in writes)
     read_records = tuple(encode_placed(device, tensor) for tensor in reads)
+    receive_records = tuple(encode_placed(device, tensor) for tensor in receives)
+    onward_records = tuple(encode_placed(device, item.tensor) for item, _ in onward)
     write_nbytes = tuple(tensor.nbytes for tensor in writes)
     read_nbytes = tuple(tensor.nbytes for tensor in reads)
     record: Record = [
         plan.content.record,
         list(write_records),
         list(read_records),
-        [encode_placed(device, tensor) for tensor in receives],
-        [[encode_placed(device, item.tensor), place.endpoint, place.device] for item, place in onward],
+        list(receive_records),
+        [[sent, place.endpoint, place.device] for sent, (_, place) in zip(onward_records, onward, strict=True)],
     ]
     fits = max(sum(write_nbytes), sum(read_nbytes)) <= max_payload_nbytes
-    if (receives or onward) and not has_submit:
+    if (receives or onward) and peering is Peering.NONE:
         raise GraphError(f"{device.info.name} cannot exchange tensors with other devices directly")
-    if (receives or onward) and not fits:
+    if (receives or onward) and peering is Peering.TICKETS and not fits:
         raise LimitError(
             f"a task of {device.info.name} writes {sum(write_nbytes)} and reads {sum(read_nbytes)} bytes; the worker "
             f"takes {max_payload_nbytes} in a message: split the batch"
@@ -105,6 +120,8 @@ def make_task(
         tuple(item for item, _ in onward),
         write_records=write_records,
         read_records=read_records,
+        receive_records=receive_records,
+        onward_records=onward_records,
         write_nbytes=write_nbytes,
         read_nbytes=read_nbytes,
         content=Content(record, n_tensors) if has_submit and fits else None,

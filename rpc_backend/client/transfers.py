@@ -1,7 +1,7 @@
-"""Tensor bytes to a worker and back, in parts.
+"""Tensor bytes from a worker, in parts, and to it once they come.
 
-Belongs here: chunks and the use of the caller's memory. Must not be here: order and windows (`queue`), places of
-tensors (`placement`).
+Belongs here: chunks and the use of the caller's memory. Must not be here: bytes that are there (`uploads`), order and
+windows (`queue`), places of tensors (`placement`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from rpc_backend.client.dispatcher import Pending
 from rpc_backend.client.queue import CommandQueue
 from rpc_backend.client.reads import ReadFuture, ReadLimits, pieces_of
+from rpc_backend.client.uploads import HEADER_NBYTES, UPLOAD_CHUNK_NBYTES, Uploads
 from rpc_backend.client.work import Wire, Work
 from rpc_backend.errors import ErrorContext, GraphError, RemoteProtocolError
-from rpc_backend.interfaces import Ticket
 from rpc_backend.protocol.commands import GET_TENSOR, SET_TENSOR
 from rpc_backend.protocol.records import Record, TensorRange
 
-UPLOAD_CHUNK_NBYTES = 2 << 20
 DOWNLOAD_CHUNK_NBYTES = 4 << 20
-_HEADER_NBYTES = 512
 
 
 class WriteWork(Work):
@@ -30,7 +28,7 @@ class WriteWork(Work):
     def __init__(self, record: Record, data: Future[memoryview], total_nbytes: int, start: int, stop: int) -> None:
         super().__init__()
         self.gate = data
-        self.nbytes = stop - start + _HEADER_NBYTES
+        self.nbytes = stop - start + HEADER_NBYTES
         self._record = record
         self._data = data
         self._total_nbytes = total_nbytes
@@ -51,26 +49,9 @@ class Transfers:
     """The way of tensor bytes through one queue; `max_payload_nbytes` is the worker's limit."""
 
     queue: CommandQueue
+    uploads: Uploads
     max_payload_nbytes: int
     read_limits: ReadLimits
-
-    def upload(self, record: Record, data: memoryview, offset: int) -> None:
-        """Write `data` over a tensor from `offset` on; `data` may be reused on return."""
-        if data.nbytes == 0:
-            return
-        view = data.cast("B")
-        step = min(UPLOAD_CHUNK_NBYTES, self.max_payload_nbytes)
-        tickets: list[Ticket] = []
-        for start in range(0, view.nbytes, step):
-            chunk = view[start : start + step]
-            request = TensorRange(record, offset + start, chunk.nbytes)
-            ticket = self.queue.post(SET_TENSOR, request, chunk, nbytes=chunk.nbytes + _HEADER_NBYTES)
-            if ticket is None:
-                break
-            if not ticket.done:
-                tickets.append(ticket)
-        for ticket in tickets:
-            self.queue.dispatcher.wait_sent(ticket)
 
     def download(self, record: Record, out: memoryview, offset: int) -> None:
         """Fill `out` with a tensor's bytes from `offset` on.

@@ -33,15 +33,17 @@ _MAX_EXPECTED = 1024
 class Wire:
     """One stream of a connection, as the work sees it that is sent there.
 
-    `is_refused`: the worker refuses runs of tasks until one resumes them. `last_answer` is to what was sent last, None
+    `is_refused`: the worker refuses runs of tasks until one resumes them. `is_idle`: all that was sent before is
+    answered. `last_answer` is to what was sent last, None
     if that is not answered or was answered already.
     """
 
-    __slots__ = ("_expected", "dispatcher", "is_refused", "last_answer", "stream")
+    __slots__ = ("_expected", "dispatcher", "is_idle", "is_refused", "last_answer", "stream")
 
     def __init__(self, dispatcher: Dispatcher, stream: int) -> None:
         self.dispatcher = dispatcher
         self.stream = stream
+        self.is_idle = True
         self.is_refused = False
         self.last_answer: Pending[Any] | None = None
         self._expected: OrderedDict[int, list[Expected]] = OrderedDict()
@@ -79,6 +81,8 @@ class Work(ABC):
     is_run: bool = False
     """A run of a task: it may be refused, and be sent again together with the runs that were sent after it. So nothing
     else is sent while it is unanswered."""
+    is_bulk: bool = False
+    """It is sent only while little is under way: what waits, waits here and not at the worker."""
     sequence: int = 0
     """The number of its request, if it is a run that is not answered."""
     takes_error: bool = False
@@ -140,25 +144,18 @@ class Work(ABC):
 
 
 class Told(Work):
-    """A command without an answer.
-
-    `sent` is done when it is on its way, or will not go; in the first case `ticket` says when `payload` may change.
-    """
+    """A command without an answer. `sent` is done when it is on its way, or will not go."""
 
     keeps_error = False
     tells_when_sent = True
 
-    def __init__(
-        self, command: Command[Any, None], request: Any, payload: Frame | None = None, *, nbytes: int = 0
-    ) -> None:
+    def __init__(self, command: Command[Any, None], request: Any) -> None:
         super().__init__()
-        self.nbytes = nbytes
         self.sent: Future[None] = Future()
-        self.ticket: Ticket | None = None
-        self._message = (command, request, payload)
+        self._message = (command, request)
 
     def send(self, wire: Wire) -> Sequence[Pending[Any]]:
-        _, self.ticket = wire.post(*self._message)
+        wire.post(*self._message)
         return ()
 
     def was_sent(self) -> None:

@@ -2,6 +2,7 @@
 
 from rpc_backend.fabric.client_channel import ClientChannel, connect
 from rpc_backend.fabric.listener import WorkerListener, listen
+from rpc_backend.fabric.offers import offer_records, read_offers
 from rpc_backend.fabric.options import FabricOptions
 
-__all__ = ["ClientChannel", "FabricOptions", "WorkerListener", "connect", "listen"]
+__all__ = ["ClientChannel", "FabricOptions", "WorkerListener", "connect", "listen", "offer_records", "read_offers"]

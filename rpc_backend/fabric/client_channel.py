@@ -6,25 +6,49 @@ mean, name resolution.
 
 from __future__ import annotations
 
+import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 
 import zmq
 
-from rpc_backend.errors import ConnectError, DeadlineError, EndpointError, RemoteProtocolError, WorkerLostError
+from rpc_backend.errors import (
+    ChannelError,
+    ConnectError,
+    DeadlineError,
+    RemoteProtocolError,
+    WorkerLostError,
+)
+from rpc_backend.fabric.dealer import Dealer, open_dealer
+from rpc_backend.fabric.envelope import Envelope, Say
 from rpc_backend.fabric.io_thread import IoThread
-from rpc_backend.fabric.monitor import Happened, Monitor
+from rpc_backend.fabric.monitor import Happened
+from rpc_backend.fabric.offers import Chosen, OwnOffers
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing, prepare
-from rpc_backend.fabric.sockets import has_message, make_socket, receive, views
-from rpc_backend.interfaces import Channel, OnLost, OnMessage, Ticket, Transport
+from rpc_backend.fabric.pairing import Pairing, send_paired
+from rpc_backend.fabric.payload_memory import PayloadMemory
+from rpc_backend.fabric.sockets import has_message, receive, views
+from rpc_backend.interfaces import (
+    Carrier,
+    Channel,
+    LinkOffer,
+    OnLost,
+    OnMessage,
+    PayloadTransport,
+    Tally,
+    Ticket,
+    Transport,
+)
 from rpc_backend.protocol.endpoint import Endpoint
 from rpc_backend.protocol.framing import Frame
 
 MESSAGES_PER_TURN = 32
+LINK_TIMEOUT_S = 10.0
 _START_MARGIN_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 def connect(
@@ -34,20 +58,29 @@ def connect(
     on_message: OnMessage,
     on_lost: OnLost,
     options: FabricOptions | None = None,
+    payloads: Sequence[PayloadTransport] = (),
 ) -> ClientChannel:
     """Connect to a worker; returns when both sides have greeted each other as ZeroMQ sockets.
+
+    `payloads` are the transports that may carry payloads beside the fabric, once HELLO found one in common.
 
     Raises:
         ConnectError: nobody is there, or something that does not speak ZeroMQ; with the cause and the endpoint.
     """
-    return ClientChannel(endpoint, transport, on_message, on_lost, options or FabricOptions())
+    return ClientChannel(endpoint, transport, on_message, on_lost, options or FabricOptions(), payloads)
 
 
 class ClientChannel(Channel):
     """A `Channel` over ZeroMQ. Make it with `connect`."""
 
     def __init__(
-        self, endpoint: Endpoint, transport: Transport, on_message: OnMessage, on_lost: OnLost, options: FabricOptions
+        self,
+        endpoint: Endpoint,
+        transport: Transport,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        options: FabricOptions,
+        payloads: Sequence[PayloadTransport],
     ) -> None:
         self.endpoint = endpoint
         self._transport = transport
@@ -59,6 +92,13 @@ class ClientChannel(Channel):
         self._given_nbytes = 0  # counted under the lock
         self._taken_nbytes = 0  # counted by the I/O thread
         self._lost_because = ""
+        self._payloads = payloads
+        self._offers: OwnOffers | None = None
+        self._chosen: Chosen | None = None  # for the I/O thread to take over
+        self._carrier_name = ""
+        self._link_settled = threading.Event()
+        self._tally = Tally()
+        self._pairing: Pairing | None = None  # the I/O thread's
         self._thread = IoThread(f"fabric {endpoint}", self._run)
         self._start()
 
@@ -74,6 +114,31 @@ class ClientChannel(Channel):
     def queued_nbytes(self) -> int:
         return self._given_nbytes - self._taken_nbytes
 
+    @property
+    def carrier(self) -> Carrier:
+        return Carrier(self._carrier_name, self._tally.snapshot())
+
+    def offer_links(self) -> list[LinkOffer]:
+        self._offers = OwnOffers(self._payloads, self.name)
+        return self._offers.records()
+
+    def take_link(self, answers: Sequence[LinkOffer]) -> None:
+        if self._offers is None:
+            return  # none was offered
+        chosen, must_decline = self._offers.choose(answers)
+        if chosen is None:
+            if must_decline:
+                self.send([Envelope(Say.DECLINED).encode()])
+            return
+        with self._queue_lock:
+            self._chosen = chosen
+            is_gone = not self.is_open
+        if is_gone:
+            chosen.link.close()
+            return
+        self._thread.waker.wake()
+        self._link_settled.wait(LINK_TIMEOUT_S)
+
     def send(self, frames: Sequence[Frame]) -> Ticket:
         outgoing = prepare(frames)
         with self._queue_lock:
@@ -87,9 +152,11 @@ class ClientChannel(Channel):
 
     def close(self, linger_s: float = 1.0) -> None:
         self._thread.stop(linger_s)
+        if self._offers is not None:
+            self._offers.close()
 
     def abort(self) -> None:
-        self._thread.stop(0.0)
+        self.close(0.0)
 
     def _start(self) -> None:
         timeout_s = self._options.connect_timeout_ms / 1000
@@ -102,59 +169,126 @@ class ClientChannel(Channel):
         """The body of the I/O thread; sockets live and die here."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         try:
-            link = _open_link(context, self.endpoint, self._transport, self._options)
+            link = open_dealer(context, self.endpoint, self._transport, self._options)
             try:
                 thread.opened()
                 lost = self._serve(thread, link)
             finally:
+                self._link_settled.set()
                 with self._queue_lock:
                     self._lost_because = self._lost_because or f"the channel to {self.endpoint} is closed"
                     self._queue.clear()
+                self._close_payload_link()
                 link.close(thread.linger_s)
         finally:
             context.term()
         if lost is not None and thread.stop_deadline is None:
             self._on_lost(lost)
 
-    def _serve(self, thread: IoThread, link: _Link) -> Exception | None:
+    def _serve(self, thread: IoThread, link: Dealer) -> Exception | None:
         """Move messages until asked to stop (None) or lost (the reason)."""
         poller = zmq.Poller()
         for source in (link.sock, link.monitor.socket, thread.waker.fileno()):
             poller.register(source, zmq.POLLIN)
-        is_blocked = False
+        is_blocked = has_more = False
         while True:
-            ready = dict(poller.poll(self._poll_timeout_ms(thread)))
+            ready = dict(poller.poll(0 if has_more else self._poll_timeout_ms(thread)))
             if thread.waker.fileno() in ready:
                 thread.waker.clear()
+            self._take_over(poller)
             lost = self._receive(link) if link.sock in ready else None
             was_blocked, is_blocked = is_blocked, not self._send_queued(link.sock)
             if is_blocked != was_blocked:
                 poller.modify(link.sock, zmq.POLLIN | zmq.POLLOUT if is_blocked else zmq.POLLIN)
+            has_more, broken = self._advance(link.sock, poller)
+            lost = lost or broken
             if link.monitor.socket in ready and any(e.happened is Happened.CLOSED for e in link.monitor.events()):
                 lost = lost or self._receive_rest(link) or self._went_away()
             if lost is not None:
                 with self._queue_lock:
                     self._lost_because = f"the channel to {self.endpoint} is lost: {lost}"
                 return lost
-            if thread.stop_deadline is not None and (not self._queue or thread.linger_s <= 0):
+            if thread.stop_deadline is not None and (self._has_sent_all() or thread.linger_s <= 0):
                 return None
 
     def _poll_timeout_ms(self, thread: IoThread) -> int | None:
         return None if thread.stop_deadline is None else int(thread.linger_s * 1000)
 
     def _send_queued(self, sock: zmq.Socket[bytes]) -> bool:
-        """Send until the queue is empty (True) or the socket takes no more."""
-        while self._queue:
+        """Send until the queue is empty, a payload is under way beside the fabric, or the socket is full: False."""
+        while self._queue and not (self._pairing is not None and self._pairing.is_sending):
             outgoing = self._queue[0]
             try:
-                outgoing.send(sock)
+                send_paired(outgoing, self._pairing, sock)
             except zmq.Again:
                 return False
             self._queue.popleft()
             self._taken_nbytes += outgoing.nbytes
         return True
 
-    def _receive(self, link: _Link, at_most: int = MESSAGES_PER_TURN) -> Exception | None:
+    def _has_sent_all(self) -> bool:
+        return not self._queue and (self._pairing is None or self._pairing.is_idle)
+
+    def _take_over(self, poller: zmq.Poller) -> None:
+        """Take over the payload link that was chosen; it is used once it has reached the worker."""
+        chosen = self._chosen
+        if chosen is None or self._pairing is not None or self._link_settled.is_set():
+            return
+        tallies = (self._tally, chosen.transport.tally)
+        self._pairing = Pairing(chosen.link, self._on_message, self._options, PayloadMemory(), tallies)
+        poller.register(self._pairing.fileno(), zmq.POLLIN)
+        try:
+            self._pairing.probe()
+        except ChannelError as error:
+            self._give_up_link(poller, error)
+
+    def _settle_link(self, say: Say) -> None:
+        """Tell the worker, before anything else, whether the link is used."""
+        self._queue.appendleft(prepare([Envelope(say).encode()]))
+        self._link_settled.set()
+
+    def _give_up_link(self, poller: zmq.Poller, error: ChannelError) -> None:
+        """The worker cannot be reached over the link: payloads travel inside."""
+        assert self._pairing is not None, "it was taken over"
+        poller.unregister(self._pairing.fileno())
+        self._pairing.close()
+        self._pairing = self._chosen = None
+        _log.warning("payloads to %s travel inside the fabric: %s", self.endpoint, error.message)
+        self._settle_link(Say.DECLINED)
+
+    def _advance(self, sock: zmq.Socket[bytes], poller: zmq.Poller | None) -> tuple[bool, Exception | None]:
+        """Move payloads beside the fabric; returns whether there is more to do at once, and why the link is lost.
+
+        Without a poller no link begins or is given up any more.
+        """
+        pairing = self._pairing
+        if pairing is None:
+            return False, None
+        try:
+            has_more = pairing.advance()
+            if poller is not None and pairing.is_proven and not pairing.is_open:
+                pairing.open()
+                self._carrier_name = self._chosen.transport.name if self._chosen is not None else ""
+                self._settle_link(Say.READY)
+                return True, None
+            if has_more and not pairing.is_sending:
+                self._send_queued(sock)
+            return has_more or not pairing.arm(), None
+        except ChannelError as error:
+            if poller is None or pairing.is_open:
+                return False, error
+            self._give_up_link(poller, error)
+            return True, None
+        except Exception as error:
+            return False, error
+
+    def _close_payload_link(self) -> None:
+        if self._pairing is not None:
+            self._pairing.close()
+        elif self._chosen is not None:
+            self._chosen.link.close()
+
+    def _receive(self, link: Dealer, at_most: int = MESSAGES_PER_TURN) -> Exception | None:
         """Deliver messages that are there; return what the receiver raised."""
         for _ in range(at_most):
             frames = receive(link.sock, self._options.max_frames)
@@ -163,74 +297,29 @@ class ClientChannel(Channel):
             if len(frames) > self._options.max_frames:
                 return RemoteProtocolError(f"a message of over {self._options.max_frames} frames")
             try:
-                self._on_message(views(frames))
+                self._deliver(views(frames))
             except Exception as error:
                 return error
             if not has_message(link.sock):
                 return None
         return None
 
-    def _receive_rest(self, link: _Link) -> Exception | None:
+    def _deliver(self, frames: list[memoryview]) -> None:
+        if self._pairing is None:
+            self._on_message(frames)
+        else:
+            self._pairing.arrived(frames)
+
+    def _receive_rest(self, link: Dealer) -> Exception | None:
         """Deliver what came before the connection ended; the socket holds no more than its queue."""
-        return self._receive(link, self._options.receive_queue_messages + MESSAGES_PER_TURN)
+        lost = self._receive(link, self._options.receive_queue_messages + MESSAGES_PER_TURN)
+        has_more = True
+        while has_more and lost is None:
+            has_more, lost = self._advance(link.sock, None)
+        return lost
 
     def _went_away(self) -> WorkerLostError:
         silence_s = self._options.heartbeat_timeout_ms / 1000
         return WorkerLostError(
             f"the connection to {self.endpoint} went away: the worker ended, cut it or was silent for {silence_s:g} s"
         )
-
-
-class _Link:
-    """A connected socket with its monitor."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, options: FabricOptions) -> None:
-        self.sock = make_socket(context, zmq.DEALER, options)
-        self.monitor = Monitor(context, self.sock)
-        self._address = address
-
-    def greet(self, timeout_s: float) -> str:
-        """Connect and return "" when both sides have greeted, else why not."""
-        try:
-            self.sock.connect(self._address)
-        except zmq.ZMQError as error:
-            return f"{error.strerror} ({self._address})"
-        deadline = time.monotonic() + timeout_s
-        reached = False
-        while (left_s := deadline - time.monotonic()) > 0:
-            self.monitor.socket.poll(max(1, int(left_s * 1000)))
-            for event in self.monitor.events():
-                if event.happened is Happened.GREETED:
-                    return ""
-                if event.happened is Happened.CONNECT_FAILED:
-                    return "nobody listens there (connection refused or host unreachable)"
-                if event.happened in (Happened.GREETING_FAILED, Happened.CLOSED):
-                    return "what listens there does not speak the language of a worker (ZeroMQ greeting failed)"
-                reached = reached or event.happened is Happened.OPENED
-        if reached:
-            return f"something accepts connections there but did not greet as a worker within {timeout_s:g} s"
-        return f"no answer within {timeout_s:g} s"
-
-    def close(self, linger_s: float) -> None:
-        self.monitor.close()
-        self.sock.close(int(linger_s * 1000))
-
-
-def _open_link(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, transport: Transport, options: FabricOptions
-) -> _Link:
-    """Try each address of the endpoint in turn; they share the connect timeout."""
-    addresses = list(transport.connect_addresses(endpoint))
-    if not addresses:
-        raise EndpointError(f"transport {transport.name!r} has no address for {endpoint}")
-    deadline = time.monotonic() + options.connect_timeout_ms / 1000
-    reasons: list[str] = []
-    for index, address in enumerate(addresses):
-        share_s = (deadline - time.monotonic()) / (len(addresses) - index)
-        link = _Link(context, address, options)
-        reason = link.greet(share_s)
-        if not reason:
-            return link
-        link.close(0.0)
-        reasons.append(reason)
-    raise ConnectError(f"cannot connect to {endpoint}: {'; '.join(dict.fromkeys(reasons))}")

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import zmq
 
-from rpc_backend.errors import EndpointError
+from rpc_backend.errors import ChannelError, EndpointError
 from rpc_backend.fabric.io_thread import IoThread
 from rpc_backend.fabric.monitor import Happened, Monitor
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing, prepare
+from rpc_backend.fabric.pairing import send_paired
+from rpc_backend.fabric.payload_links import PayloadLinks
 from rpc_backend.fabric.peers import Peer, PeerTable, Verdict
 from rpc_backend.fabric.sockets import (
     bind_error,
@@ -31,7 +33,17 @@ from rpc_backend.fabric.sockets import (
     source_fd,
     views,
 )
-from rpc_backend.interfaces import Listener, OnPeerLost, OnPeerMessage, PeerId, Ticket, Transport
+from rpc_backend.interfaces import (
+    Carried,
+    LinkOffer,
+    Listener,
+    OnPeerLost,
+    OnPeerMessage,
+    PayloadTransport,
+    PeerId,
+    Ticket,
+    Transport,
+)
 from rpc_backend.protocol.endpoint import Endpoint
 from rpc_backend.protocol.framing import Frame
 
@@ -51,14 +63,17 @@ def listen(
     on_message: OnPeerMessage,
     on_peer_lost: OnPeerLost,
     options: FabricOptions | None = None,
+    payloads: Sequence[PayloadTransport] = (),
 ) -> WorkerListener:
     """Bind all endpoints; serves from the return on. `transport_for` gives the transport of a scheme.
+
+    `payloads` are the transports that may carry payloads beside the fabric, for clients that have one of them too.
 
     Raises:
         ConfigError: an endpoint is in use or not permitted; with the remedy.
         EndpointError: an endpoint is no place on this machine, or none is given.
     """
-    return WorkerListener(endpoints, transport_for, on_message, on_peer_lost, options or FabricOptions())
+    return WorkerListener(endpoints, transport_for, on_message, on_peer_lost, options or FabricOptions(), payloads)
 
 
 @dataclass(slots=True)
@@ -82,6 +97,7 @@ class WorkerListener(Listener):
         on_message: OnPeerMessage,
         on_peer_lost: OnPeerLost,
         options: FabricOptions,
+        payloads: Sequence[PayloadTransport],
     ) -> None:
         if not endpoints:
             raise EndpointError("no endpoint to listen on; write for example tcp://127.0.0.1:5555")
@@ -92,6 +108,8 @@ class WorkerListener(Listener):
         self._options = options
         self._inbox: deque[tuple[PeerId, Outgoing] | _CutRequest] = deque()
         self._table = PeerTable()
+        self._payloads = payloads
+        self._links = PayloadLinks(payloads, on_message, options)
         self._blocked: dict[PeerId, Peer] = {}
         self._cuts: list[tuple[float, Peer]] = []
         self._n_retries = 0
@@ -108,6 +126,14 @@ class WorkerListener(Listener):
         outgoing = prepare(frames)
         self._put((peer, outgoing))
         return outgoing.ticket
+
+    @property
+    def carried(self) -> dict[str, Carried]:
+        return {transport.name: transport.tally.snapshot() for transport in self._payloads}
+
+    def accept_link(self, peer: PeerId, offers: Sequence[LinkOffer]) -> list[LinkOffer]:
+        assert self._thread.is_current, "offers are taken up where messages are handled"
+        return self._links.accept(self._table.peers.get(peer), offers)
 
     def close_peer(self, peer: PeerId, grace_s: float = 0.0) -> None:
         self._put(_CutRequest(peer, time.monotonic() + grace_s))
@@ -139,6 +165,7 @@ class WorkerListener(Listener):
             self._is_closed = True
             self._inbox.clear()
             self._forget_queues()
+            self._links.close()
             monitor.close()
             sock.close(int(thread.linger_s * 1000))
             context.term()
@@ -148,6 +175,7 @@ class WorkerListener(Listener):
         for source in (sock, monitor.socket, thread.waker.fileno()):
             poller.register(source, zmq.POLLIN)
         while True:
+            self._links.register(poller)
             ready = dict(poller.poll(self._poll_timeout_ms(thread)))
             if thread.waker.fileno() in ready:
                 thread.waker.clear()
@@ -157,12 +185,16 @@ class WorkerListener(Listener):
                 self._follow(monitor)
             self._take_inbox(sock)
             self._retry_blocked(sock)
+            self._advance_links(sock, ready)
             self._cut_due()
-            if thread.stop_deadline is not None and (thread.linger_s <= 0 or not (self._inbox or self._blocked)):
+            if thread.stop_deadline is not None and (thread.linger_s <= 0 or self._has_sent_all()):
                 return
 
+    def _has_sent_all(self) -> bool:
+        return not (self._inbox or self._blocked) and self._links.have_sent_all()
+
     def _poll_timeout_ms(self, thread: IoThread) -> int | None:
-        waits: list[float] = []
+        waits: list[float] = [0.0] if self._links.have_more else []
         if self._blocked:
             # POLLOUT of a ROUTER says that some peer can be written to, not which: ask again soon.
             waits.append(_RETRY_FAST_MS if self._n_retries < _FAST_RETRIES else _RETRY_SLOW_MS)
@@ -219,7 +251,10 @@ class WorkerListener(Listener):
 
     def _deliver(self, peer: Peer, frames: list[memoryview]) -> None:
         try:
-            self._on_message(peer.identity, frames)
+            if peer.pairing is None:
+                self._on_message(peer.identity, frames)
+            else:
+                self._links.arrived(peer, frames)
         except Exception:
             _log.exception("closing a peer: its message could not be handled")
             self._close_now(peer.identity)
@@ -237,6 +272,7 @@ class WorkerListener(Listener):
             return
         self._blocked.pop(peer.identity, None)
         peer.queue.clear()
+        self._links.drop(peer)
         try:
             self._on_peer_lost(peer.identity)
         except Exception:
@@ -263,6 +299,9 @@ class WorkerListener(Listener):
     def _send_queued(self, sock: zmq.Socket[bytes], peer: Peer) -> None:
         """Send to one peer until its queue is empty or no more can be under way to it."""
         while peer.queue:
+            if peer.pairing is not None and peer.pairing.is_sending:
+                self._limit_queue(peer)  # `_advance_links` goes on
+                break
             if peer.settle() >= self._options.max_in_flight_nbytes or not self._send_first(sock, peer):
                 self._block(peer)
                 return
@@ -270,7 +309,7 @@ class WorkerListener(Listener):
 
     def _send_first(self, sock: zmq.Socket[bytes], peer: Peer) -> bool:
         try:
-            peer.queue[0].send(sock, peer.identity)
+            send_paired(peer.queue[0], peer.pairing, sock, peer.identity)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -279,14 +318,29 @@ class WorkerListener(Listener):
             peer.queue.clear()  # gone; the monitor reports the loss
             return True
         peer.taken()
+        self._links.begun(peer)
         self._n_retries = 0
         return True
 
     def _block(self, peer: Peer) -> None:
         self._blocked[peer.identity] = peer
+        self._limit_queue(peer)
+
+    def _limit_queue(self, peer: Peer) -> None:
         if peer.queued_nbytes > self._options.max_queued_nbytes:
             _log.warning("closing a peer that does not read: %d bytes wait for it", peer.queued_nbytes)
             self._close_now(peer.identity)
+
+    def _advance_links(self, sock: zmq.Socket[bytes], ready: Mapping[object, int]) -> None:
+        """Move payloads beside the fabric, and send what waited for them."""
+        for peer in self._links.due(ready):
+            try:
+                self._links.advance(peer)
+            except Exception as error:
+                _log.warning("closing a peer: %s", error, exc_info=not isinstance(error, ChannelError))
+                self._close_now(peer.identity)
+                continue
+            self._send_queued(sock, peer)
 
     def _close_at(self, request: _CutRequest) -> None:
         peer = self._table.peers.get(request.identity)

@@ -62,6 +62,14 @@ class Outgoing:
             sock.send(frame, zmq.NOBLOCK | zmq.SNDMORE)
         sock.send(self.frames[-1], zmq.NOBLOCK)
 
+    def send_header(self, sock: zmq.Socket[bytes], envelope: bytes, prefix: bytes | None = None) -> None:
+        """Send `envelope` and the header only; the payloads travel another way. Raises as `send`."""
+        Outgoing([envelope, self.frames[0]], 0, self.ticket).send(sock, prefix)
+
+    def payloads(self) -> list[memoryview]:
+        """Return what follows the header; each view keeps its memory, and its ticket open."""
+        return [memoryview(frame) if isinstance(frame, bytes) else frame.buffer for frame in self.frames[1:]]
+
 
 def prepare(frames: Sequence[Frame]) -> Outgoing:
     """Copy what is small, reference what is large.

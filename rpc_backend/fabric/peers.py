@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rpc_backend.fabric.outgoing import Outgoing
+from rpc_backend.fabric.pairing import Pairing
 from rpc_backend.interfaces import Ticket
 
 _MADE_IDENTITY_NBYTES = 5
@@ -22,12 +23,16 @@ _MAX_RETIRED = 4096
 
 @dataclass(slots=True)
 class Peer:
-    """A peer that has sent a message. `inode` tells its connection from a later one with the same descriptor."""
+    """A peer that has sent a message. `inode` tells its connection from a later one with the same descriptor.
+
+    `pairing` is its payload link, if it has one.
+    """
 
     identity: bytes
     fd: int
     inode: int = 0
     is_closing: bool = False
+    pairing: Pairing | None = None
     queue: deque[Outgoing] = field(default_factory=deque)
     queued_nbytes: int = 0
     in_flight_nbytes: int = 0
@@ -42,7 +47,7 @@ class Peer:
         """The first queued message was given to the socket."""
         outgoing = self.queue.popleft()
         self.queued_nbytes -= outgoing.nbytes
-        if not outgoing.ticket.done:
+        if not outgoing.ticket.done and not (self.pairing is not None and self.pairing.is_sending):
             self._in_flight.append((outgoing.ticket, outgoing.nbytes))
             self.in_flight_nbytes += outgoing.nbytes
 

@@ -15,6 +15,7 @@ import zmq
 from rpc_backend.errors import ChannelError, ConfigError, EndpointError, RpcBackendError
 from rpc_backend.fabric.options import FabricOptions
 
+_NEVER_MS = 24 * 3600 * 1000
 _IN_USE = {errno.EADDRINUSE}
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.ENODEV, errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG, zmq.EPROTONOSUPPORT}
 
@@ -35,8 +36,9 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Fab
         zmq.HEARTBEAT_TTL: options.heartbeat_timeout_ms,
         # Heartbeats wait behind a message that is half sent; the kernel watches that nothing of it gets through.
         zmq.TCP_MAXRT: options.heartbeat_timeout_ms,
-        # A lost connection is an error of ours to report, never something to repair with old messages.
-        zmq.RECONNECT_IVL: -1,
+        # A lost connection is an error of ours to report, never something to repair with old messages. Not -1: libzmq
+        # then drops what it has received and nobody has read yet.
+        zmq.RECONNECT_IVL: _NEVER_MS,
     }
     # Who connects has a deadline of its own; who is connected to must end connections that never greet.
     settings[zmq.HANDSHAKE_IVL] = options.connect_timeout_ms if kind == zmq.ROUTER else 0

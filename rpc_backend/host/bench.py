@@ -72,11 +72,12 @@ def run_bench(llm: LLM, npp: Sequence[int], ntg: Sequence[int], npl: Sequence[in
     for n_prompt in npp:
         for n_decode in ntg:
             for n_seqs in npl:
-                _measure(llm, n_prompt, n_decode, n_seqs)
-                yield _measure(llm, n_prompt, n_decode, n_seqs)
+                measure(llm, n_prompt, n_decode, n_seqs)
+                yield measure(llm, n_prompt, n_decode, n_seqs)
 
 
-def _measure(llm: LLM, npp: int, ntg: int, npl: int) -> Bench:
+def measure(llm: LLM, npp: int, ntg: int, npl: int) -> Bench:
+    """Run one workload once; the first run of a shape also builds its graphs."""
     tokens = np.random.default_rng(_SEED).integers(0, llm.n_vocab, (npl, npp))
     engine = llm.engine(prefill_first=True)
     jobs = [llm.job(prompt.tolist(), max_tokens=ntg + 1, ignore_end=True) for prompt in tokens]

@@ -210,10 +210,16 @@ class Context:
         first = min(tokens)
         return {sequence: rows[sequence - first] for sequence in tokens}
 
+    def prepare(self) -> None:
+        """Build the graph that `warm_up` runs; the weights need not be there yet."""
+        self._prepared(self._shape(0, 1, 1, 1, 1), None)
+
     def warm_up(self) -> None:
         """Run one padding token, so that the devices compile what a step needs before anyone waits for it."""
         shape = self._shape(0, 1, 1, 1, 1)
-        self._start(shape, step_arrays(shape, [[]], [self._lengths[0]], self._limits.n_cells), 1).wait()
+        self._start(
+            shape, step_arrays(shape, [[]], [self._lengths[0]], self._limits.n_cells, hparams=self._model.hparams), 1
+        ).wait()
 
     def start_append(
         self, sequence: int, tokens: Sequence[int], n_outputs: int, sampling: DeviceSampling | None = None
@@ -229,7 +235,7 @@ class Context:
         if n_outputs and sampling is None:
             rows += rows[-1:] * (min(_bucket(n_outputs), n_tokens) - n_outputs)
         shape = self._shape(sequence, 1, n_tokens, start + len(tokens), len(rows))
-        arrays = step_arrays(shape, [tokens], [start], self._limits.n_cells, rows)
+        arrays = step_arrays(shape, [tokens], [start], self._limits.n_cells, rows, self._model.hparams)
         self._lengths[sequence] = start + len(tokens)
         return self._start(shape, arrays, n_outputs, sampling)
 
@@ -248,7 +254,7 @@ class Context:
         used = max(self._lengths[sequence] for sequence in tokens) + 1
         shape = self._shape(span.start, len(span), 1, used, len(span))
         new = [[tokens[sequence]] if sequence in tokens else [] for sequence in span]
-        arrays = step_arrays(shape, new, lengths, self._limits.n_cells)
+        arrays = step_arrays(shape, new, lengths, self._limits.n_cells, hparams=self._model.hparams)
         for sequence in tokens:
             self._lengths[sequence] += 1
         return self._start(shape, arrays, len(span), sampling)

@@ -25,7 +25,7 @@ from rpc_backend.host.engine import Engine
 from rpc_backend.host.generation import Generation, Job, StreamPiece
 from rpc_backend.host.model_plan import HOST, ModelPlan, make_plan
 from rpc_backend.host.model_source import find_model
-from rpc_backend.host.placement import LoadProgress, OnProgress, map_leaf, place_leaves, upload
+from rpc_backend.host.placement import LoadProgress, OnProgress, Upload, map_leaf, place_leaves
 from rpc_backend.host.sampling import FloatArray, SamplerParams
 from rpc_backend.host.tokenizer import Tokenizer
 from rpc_backend.interfaces import BufferUsage
@@ -107,6 +107,7 @@ class LLM:
         backend_sampling: bool = False,
         threads: int = 0,
         wait_s: float = 0.0,
+        transport: str | None = None,
         settings: Settings | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
@@ -114,11 +115,10 @@ class LLM:
         request = ModelRequest(
             model, split, n_ctx, n_seq, ubatch, kv_type, flash_attn, pipeline_groups, backend_sampling
         )
-        where = WorkersRequest(workers, device, threads, wait_s)
+        where = WorkersRequest(workers, device, threads, wait_s, transport)
         with ExitStack() as stack:
             opened = _open(request, where, settings or from_environment(), on_progress or _silent, stack)
-            self.tokenizer = Tokenizer.from_metadata(opened.gguf.metadata)
-            self.context, self.upload_nbytes = _load(opened, on_progress or _silent, stack)
+            self.tokenizer, self.context, self.upload_nbytes = _load(opened, on_progress or _silent, stack)
             self._stack = stack.pop_all()
         self.devices, self._plan, self._metadata = opened.devices, opened.plan, opened.gguf.metadata
         self._n_vocab = self._plan.model.hparams.n_vocab
@@ -336,8 +336,8 @@ def _open(
     return _Opened(gguf, devices, scheduler, plan)
 
 
-def _load(opened: _Opened, on_progress: OnProgress, stack: ExitStack) -> tuple[Context, int]:
-    """Allocate, upload and warm up; return the context and the bytes uploaded."""
+def _load(opened: _Opened, on_progress: OnProgress, stack: ExitStack) -> tuple[Tokenizer, Context, int]:
+    """Allocate, upload and warm up; return tokenizer, context and the bytes uploaded."""
     plan, scheduler = opened.plan, opened.scheduler
     for leaf, data in plan.weights_on(HOST):
         map_leaf(scheduler.devices[HOST], leaf, data)
@@ -351,13 +351,18 @@ def _load(opened: _Opened, on_progress: OnProgress, stack: ExitStack) -> tuple[C
                 stack.callback(buffer.close)
             for buffer in caches:
                 buffer.fill(0, buffer.nbytes, 0)
-    sent = upload(weights, on_progress)
-    scheduler.reserve(plan.compute_nbytes)
-    context = Context(plan.model, scheduler, plan.weights, plan.cache, plan.placement, plan.limits)
+    with Upload(weights, on_progress) as upload:
+        # What needs no weights is made while they travel.
+        tokenizer = Tokenizer.from_metadata(opened.gguf.metadata)
+        scheduler.reserve(plan.compute_nbytes)
+        context = Context(plan.model, scheduler, plan.weights, plan.cache, plan.placement, plan.limits)
+        context.prepare()
+        sent = upload.wait()
+    opened.devices.tell_load()
     on_progress(LoadProgress("compile"))
     context.warm_up()
     on_progress(LoadProgress("ready"))
-    return context, sent
+    return tokenizer, context, sent
 
 
 def _silent(progress: LoadProgress) -> None:

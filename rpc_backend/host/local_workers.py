@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO
 
 from rpc_backend.errors import ConnectError, PluginLoadError
+from rpc_backend.load_profile import PREFIX
 from rpc_backend.protocol.endpoint import Endpoint, parse_endpoint
 from rpc_backend.settings import Settings, as_environment, child_environment
 
@@ -84,6 +85,7 @@ class LocalWorker:
         self._reader.join()
         with contextlib.suppress(BrokenPipeError):
             self.process.__exit__(None, None, None)
+        self._pass_profiles_on()
         self._stderr.close()
 
     def _read(self) -> None:
@@ -91,10 +93,16 @@ class LocalWorker:
         for line in self.process.stdout:
             self._lines.append(line.decode(errors="replace").rstrip("\r\n"))
 
+    def _pass_profiles_on(self) -> None:
+        """Print what the worker noted of loads, which its user asked for."""
+        sys.stderr.writelines(line for line in self._written().splitlines(True) if line.startswith(PREFIX))
+
     def _errors(self) -> str:
+        return self._written().strip()[-_MAX_ERROR_CHARACTERS:] or "it wrote nothing to standard error"
+
+    def _written(self) -> str:
         self._stderr.seek(0)
-        text = self._stderr.read().decode(errors="replace").strip()
-        return text[-_MAX_ERROR_CHARACTERS:] or "it wrote nothing to standard error"
+        return self._stderr.read().decode(errors="replace")
 
 
 class LocalWorkers:

@@ -5,15 +5,17 @@ Belongs here: what must be done once per model. Must not be here: graphs, or the
 
 from __future__ import annotations
 
+import mmap
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
-from rpc_backend.errors import GraphError, OutOfMemoryError
+from rpc_backend.errors import DeviceError, GraphError, OutOfMemoryError
 from rpc_backend.graph import Tensor
 from rpc_backend.interfaces import Buffer, BufferUsage, Device, HostBuffer
 
@@ -84,38 +86,85 @@ def map_leaf(device: Device, leaf: Tensor, data: Bytes) -> None:
     leaf.buffer, leaf.offset = HostBuffer(device, data.nbytes, BufferUsage.WEIGHTS, data), 0
 
 
-def upload(weights: Mapping[Device, Sequence[tuple[Tensor, Bytes]]], on_progress: OnProgress) -> int:
-    """Write weights to their devices, all devices side by side, and return the bytes sent.
+class Upload:
+    """Weights on their way to their devices, all devices side by side, from its making on.
 
-    `on_progress` is called from several threads, one at a time.
+    Use it as a context manager: left with an error, it gives up the rest.
     """
-    total = sum(data.nbytes for pairs in weights.values() for _, data in pairs)
-    counter = _ProgressCounter(total, on_progress)
-    with ThreadPoolExecutor(max_workers=max(1, len(weights))) as pool:
-        for future in [pool.submit(_upload_one, device, pairs, counter) for device, pairs in weights.items()]:
+
+    def __init__(self, weights: Mapping[Device, Sequence[tuple[Tensor, Bytes]]], on_progress: OnProgress) -> None:
+        """`on_progress` is called from several threads, one at a time."""
+        self._counter = _ProgressCounter(
+            sum(data.nbytes for pairs in weights.values() for _, data in pairs), on_progress
+        )
+        self._pool = ThreadPoolExecutor(max_workers=max(1, len(weights)), thread_name_prefix="upload")
+        self._futures = [
+            self._pool.submit(_upload_one, device, pairs, self._counter) for device, pairs in weights.items()
+        ]
+
+    def wait(self) -> int:
+        """Return the bytes of all weights when they are in place. Raises the first error of a device."""
+        for future in as_completed(self._futures):
             future.result()
-    return total
+        return self._counter.total_nbytes
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._counter.give_up()
+        self._pool.shutdown()
 
 
 class _ProgressCounter:
     def __init__(self, total_nbytes: int, on_progress: OnProgress) -> None:
-        self._total = total_nbytes
+        self.total_nbytes = total_nbytes
         self._done = 0
         self._on_progress = on_progress
+        self._is_given_up = False
         self._lock = threading.Lock()
 
+    def give_up(self) -> None:
+        """Let every thread that counts end."""
+        self._is_given_up = True
+
     def add(self, nbytes: int) -> None:
+        """Count bytes. Raises DeviceError when the upload was given up."""
+        if self._is_given_up:
+            raise DeviceError("the upload was given up")
         with self._lock:
             self._done += nbytes
-            self._on_progress(LoadProgress("upload", self._done, self._total))
+            self._on_progress(LoadProgress("upload", self._done, self.total_nbytes))
 
 
 def _upload_one(device: Device, pairs: Sequence[tuple[Tensor, Bytes]], counter: _ProgressCounter) -> None:
     stream = device.create_stream()
     try:
-        for tensor, data in pairs:
-            stream.set_tensor(tensor, data.data)
-            counter.add(data.nbytes)
+        stream.load_tensors(_read_ahead(pairs), counter.add)
         stream.synchronize()
     finally:
         stream.close()
+
+
+def _read_ahead(pairs: Sequence[tuple[Tensor, Bytes]]) -> Iterator[tuple[Tensor, memoryview]]:
+    """Yield what to upload, while the file is read on to the next tensor."""
+    for number, (tensor, data) in enumerate(pairs):
+        for _, soon in pairs[number : number + 2] if number == 0 else pairs[number + 1 : number + 2]:
+            want_soon(soon)
+        yield tensor, data.data
+
+
+def want_soon(data: Bytes) -> bool:
+    """Ask the system to read mapped bytes of a file now, without waiting; False = they are not mapped from one."""
+    owner: object = data
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
+        return False
+    start = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first = start - start % mmap.PAGESIZE
+    owner.madvise(mmap.MADV_WILLNEED, first, start + data.nbytes - first)
+    return True

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rpc_backend.interfaces.payloads import Carried, LinkOffer
 
 Frame = bytes | bytearray | memoryview
 PeerId = bytes
@@ -45,6 +48,14 @@ class Ticket(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """How the large payloads of a connection travel: beside the fabric over a transport, or inside with `name` ""."""
+
+    name: str = ""
+    carried: Carried = field(default_factory=Carried)
+
+
 class Channel(ABC):
     """A connection to one worker. Any thread may call any method."""
 
@@ -62,6 +73,18 @@ class Channel(ABC):
     @abstractmethod
     def queued_nbytes(self) -> int:
         """Bytes given to `send` that did not yet leave for the network."""
+
+    @property
+    def carrier(self) -> Carrier:
+        """How large payloads travel."""
+        return Carrier()
+
+    def offer_links(self) -> list[LinkOffer]:
+        """Open the payload links that this side can have, for HELLO to say; none by default. Called once at most."""
+        return []
+
+    def take_link(self, answers: Sequence[LinkOffer]) -> None:
+        """Use the link that the worker took up, if any, from now on. Called once, after `offer_links`."""
 
     @abstractmethod
     def send(self, frames: Sequence[Frame]) -> Ticket:
@@ -91,6 +114,18 @@ class Listener(ABC):
     @abstractmethod
     def send(self, peer: PeerId, frames: Sequence[Frame]) -> Ticket:
         """Queue one message to a peer and return at once; as `Channel.send`. To a peer that is gone it is dropped."""
+
+    @property
+    def carried(self) -> dict[str, Carried]:
+        """What went beside the fabric so far, by payload transport, to clients and to other workers."""
+        return {}
+
+    def accept_link(self, peer: PeerId, offers: Sequence[LinkOffer]) -> list[LinkOffer]:
+        """Take up one of the payload links that a peer offers, and return the answer; [] knows of none, the default.
+
+        Only from within `on_message`, on the I/O thread.
+        """
+        return []
 
     @abstractmethod
     def close_peer(self, peer: PeerId, grace_s: float = 0.0) -> None:

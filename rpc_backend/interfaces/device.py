@@ -10,7 +10,7 @@ comes out of a foreign library is mapped by the implementation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,7 +68,10 @@ class Buffer(ABC):
 
     @abstractmethod
     def write(self, offset: int, data: memoryview) -> None:
-        """Copy `data` (contiguous bytes) into the buffer."""
+        """Copy `data` (contiguous bytes) into the buffer.
+
+        A device that cannot take it from where it lies copies through one area of its own, used for every write.
+        """
 
     @abstractmethod
     def read_into(self, offset: int, out: memoryview) -> None:
@@ -127,6 +130,16 @@ class Stream(ABC):
     @abstractmethod
     def set_tensor(self, tensor: Tensor, data: memoryview, offset_bytes: int = 0) -> None:
         """Write bytes over a tensor's memory from `offset_bytes` on; `data` may be reused on return."""
+
+    def load_tensors(self, pairs: Iterable[tuple[Tensor, memoryview]], on_done: Callable[[int], None]) -> None:
+        """Write many whole tensors, one after another; their bytes may be reused on return.
+
+        `on_done` is called with the bytes that are done with, part by part. Raises as `get_tensor`, or leaves that to
+        it. Optional; worth it where writing ahead, or not at all, saves time.
+        """
+        for tensor, data in pairs:
+            self.set_tensor(tensor, data)
+            on_done(data.nbytes)
 
     @abstractmethod
     def get_tensor(self, tensor: Tensor, out: memoryview, offset_bytes: int = 0) -> None:

@@ -84,6 +84,18 @@ MEMSET_TENSOR = Command(17, "MEMSET_TENSOR", r.TensorFill, None, _S, "Set bytes 
 GET_TENSORS = Command(
     18, "GET_TENSORS", r.TensorRanges, r.Empty, _S, "Read bytes of several tensors.", Payload.REPLY, since=2
 )
+COPY_TENSOR_TO = Command(
+    19,
+    "COPY_TENSOR_TO",
+    r.CopyTensorTo,
+    r.Result,
+    _S,
+    "Copy a tensor to another worker; answered when it is there. False = copy through the client.",
+    since=3,
+)
+PEER_BARRIER = Command(
+    20, "PEER_BARRIER", r.Empty, r.Empty, _S, "Answered when all before it on the stream is written.", since=3
+)
 SYNCHRONIZE = Command(64, "SYNCHRONIZE", r.Empty, r.Empty, _S, "Answered when all before it on the stream is done.")
 SUPPORTS_OP = Command(65, "SUPPORTS_OP", r.OpQuery, r.Flags, _C, "Whether a device runs each of some operations.")
 PING = Command(66, "PING", r.Empty, r.Empty, _C, "Answered at once: the worker's own thread is alive.")
@@ -118,5 +130,18 @@ PEER_PUSH = Command(
 )
 PEER_FAIL = Command(74, "PEER_FAIL", r.PeerFail, None, _C, "Say why the tensor of a ticket will not come.", since=4)
 DROP_TICKETS = Command(75, "DROP_TICKETS", r.Tickets, None, _C, "Say that nobody will serve some tickets.", since=4)
+PEER_ADMIT = Command(
+    76, "PEER_ADMIT", r.PeerAdmit, r.Empty, _C, "Let workers that know a secret write for this session.", since=3
+)
+PEER_CONNECT = Command(
+    77,
+    "PEER_CONNECT",
+    r.PeerConnect,
+    r.Result,
+    _C,
+    "Announce another worker; answered when the link to it stands. False = copy through the client.",
+    since=3,
+)
+PEER_JOIN = Command(78, "PEER_JOIN", r.PeerJoin, r.PeerProof, _C, "Show that both workers know a secret.", since=3)
 
 COMMANDS: dict[int, Command] = {row.code: row for row in list(globals().values()) if isinstance(row, Command)}

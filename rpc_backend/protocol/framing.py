@@ -30,6 +30,9 @@ class Kind(IntEnum):
     NOTICE = 3
 
 
+_LAST_KIND = max(Kind)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one message may measure."""
@@ -124,7 +127,7 @@ def _decode_header(fields: Any) -> Header:
     kind, code, sequence, ref, body, sizes = fields[:6]
     for name, value in (("kind", kind), ("code", code), ("sequence", sequence), ("ref", ref)):
         _check_int(name, value)
-    if kind > max(Kind):
+    if kind > _LAST_KIND:
         raise RemoteProtocolError(f"a header has the unknown kind {kind}")
     if not isinstance(body, list) or not isinstance(sizes, list):
         raise RemoteProtocolError("body and payload sizes of a header are lists")

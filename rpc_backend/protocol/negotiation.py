@@ -13,6 +13,15 @@ from rpc_backend.protocol.records import Hello, HelloReply
 
 NEWEST = -1
 
+LINKS_SINCE = 4
+"""The first minor whose HELLO speaks of payload links."""
+
+WEIGHT_CACHE = "weight-cache"
+"""Ability of a worker that keeps what was uploaded to it: a digest may save the upload of a weight."""
+
+WEIGHT_SOURCE = "weight-source"
+"""Ability of a worker that has model files of its own: as `WEIGHT_CACHE`, but nothing is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
@@ -40,6 +49,11 @@ class Agreement:
 
     minor: int
     abilities: frozenset[str]
+
+    @property
+    def has_links(self) -> bool:
+        """Whether both sides know of payload links."""
+        return self.minor >= LINKS_SINCE
 
     def has(self, ability: str) -> bool:
         """Whether both sides have an ability."""

@@ -10,7 +10,7 @@ are `encode_graph` records, and `ops` are lists of graph records with one node e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Record = list[Any]
@@ -24,7 +24,11 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a client says first. `heartbeat_ms` is the silence after which it counts the worker as lost."""
+    """What a client says first. `heartbeat_ms` is the silence after which it counts the worker as lost.
+
+    `links` are the payload links it could have, each `[transport, data, ""]`; those of a client before minor 4 are
+    not looked at.
+    """
 
     major: int
     minor: int
@@ -32,13 +36,15 @@ class Hello:
     build: str
     abilities: list[str]
     heartbeat_ms: int
+    links: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
     """What a worker answers. `devices` has `[name, description, kind]` of each device.
 
-    `max_payload_nbytes` bounds one payload frame, `max_queued_nbytes` what a session may have queued.
+    `max_payload_nbytes` bounds one payload frame, `max_queued_nbytes` what a session may have queued. `links` answers
+    those of the client, each `[transport, data, refusal]`; the one without a refusal is taken up.
     """
 
     major: int
@@ -51,6 +57,7 @@ class HelloReply:
     devices: list[list[str]]
     max_payload_nbytes: int
     max_queued_nbytes: int
+    links: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,11 @@ class TensorRange:
 
 @dataclass(frozen=True, slots=True)
 class TensorHash:
-    """Content that the worker may already hold: an xxh3-128 digest."""
+    """Content that the worker may already hold: an xxh3-128 digest of `nbytes` bytes at `offset` of a tensor.
+
+    True = they are in place. False = they are not, and what was there may be gone; if they are uploaded now, a worker
+    with a cache keeps them under the digest.
+    """
 
     tensor: Record
     offset: int
@@ -257,12 +268,63 @@ class Tickets:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyTensorTo:
+    """Copy the first `nbytes` of `source` over `target`, on device `device` of the worker at `endpoint`.
+
+    `target` is a record of the same client's session there.
+    """
+
+    source: Record
+    target: Record
+    nbytes: int
+    endpoint: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAdmit:
+    """Who knows `secret` may write the tensors of this session."""
+
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnect:
+    """The worker at `endpoint` belongs to this client too, and admits who knows `secret`."""
+
+    endpoint: str
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerJoin:
+    """The sender knows the secret of this `name`; see `protocol.peer_secrets`."""
+
+    name: bytes
+    nonce: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProof:
+    """The receiver knows it too."""
+
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts since the worker started: per command `[calls, bytes in, bytes out]`."""
+    """Counts since the worker started: per command `[calls, bytes in, bytes out]`.
+
+    `weights` counts what a digest saved: hits, misses, and bytes by where they came from or went to. `carried` counts
+    what went beside the fabric: per payload transport `[links, payloads in, bytes in, payloads out, bytes out]`.
+    """
 
     commands: dict[str, list[int]]
     sessions: int
     uptime_s: float
+    weights: dict[str, int] = field(default_factory=dict)
+    carried: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

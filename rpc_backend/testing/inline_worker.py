@@ -68,17 +68,24 @@ class InlineWorker:
         self.lanes: list[InlineLane] = []
         self.network = MemoryNetwork(immediate=True)
         self.service = Service(
-            config or WorkerConfig(()), devices, "inline", dial=dial, make_lane=self._make_lane, spawn=_run_now
+            config or WorkerConfig(()),
+            devices,
+            "inline",
+            dial=dial,
+            make_lane=self._make_lane,
+            spawn=_run_now,
+            pause=_do_not_wait,
         )
+        self.service.prepare()
         self.service.start()
         self.service.attach(
             self.network.listen(on_message=self.service.on_message, on_peer_lost=self.service.on_peer_lost)
         )
 
-    def connect(self, settings: Settings | None = None) -> Connection:
-        """Open a session, as `rpc_backend.connect` does."""
+    def connect(self, settings: Settings | None = None, name: str = "inline") -> Connection:
+        """Open a session, as `rpc_backend.connect` does; `name` is the endpoint that the worker seems to be at."""
         settings = settings or Settings()
-        dispatcher = Dispatcher("inline", settings, Limits())
+        dispatcher = Dispatcher(name, settings, Limits())
         dispatcher.attach(self.network.connect(on_message=dispatcher.on_message, on_lost=dispatcher.on_lost))
         return greet(dispatcher, own_greeting(op_table_digest(), "inline", proto_minor=settings.proto_minor), settings)
 
@@ -102,3 +109,7 @@ class InlineWorker:
 
 def _run_now(name: str, body: Callable[[], None]) -> None:
     body()
+
+
+def _do_not_wait(seconds: float) -> None:
+    """No time passes in one thread."""

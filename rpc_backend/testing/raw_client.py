@@ -56,9 +56,9 @@ class RawClient:
         """Return the notices that came so far."""
         return [event for event in self.events if isinstance(event, NoticeEvent)]
 
-    def alloc(self, nbytes: int, device: int = 0) -> int:
+    def alloc(self, nbytes: int, device: int = 0, usage: str = "any") -> int:
         """Allocate a buffer and return its handle."""
-        return self.ask(c.ALLOC_BUFFER, r.AllocBuffer(device, nbytes, "any"), stream=device).handle
+        return self.ask(c.ALLOC_BUFFER, r.AllocBuffer(device, nbytes, usage), stream=device).handle
 
     def read(self, handle: int, nbytes: int = 64, stream: int = 0, *, offset: int = 0) -> bytes:
         """Return bytes of a buffer."""

@@ -21,10 +21,12 @@ from rpc_backend.hookspecs import DeviceOptions
 from rpc_backend.host.local_workers import LocalWorker
 from rpc_backend.interfaces import Device
 from rpc_backend.protocol import parse_endpoint
+from rpc_backend.protocol.negotiation import NEWEST
 from rpc_backend.registry import Registry, load_registry
 from rpc_backend.settings import child_environment
 from rpc_backend.testing.devices import FailingDevice, NullDevice
 from rpc_backend.worker import Worker, WorkerConfig
+from rpc_backend.worker.dial_rules import parse_allowed
 from rpc_backend.worker.lifetime import watch_stdin
 
 _START_TIMEOUT_S = 60.0
@@ -42,17 +44,19 @@ class WorkerProcess:
         max_queued_nbytes: int | None = None,
         ticket_timeout_s: float | None = None,
         port: int = 0,
+        listen: str = "127.0.0.1",
+        options: Sequence[str] = (),
     ) -> None:
         """Start it and wait until it serves.
 
         A device is `NAME[:key=value,…]`: a compute backend or `null`, with `fail_on` (numbers of graph runs joined by
-        `+`), `delay_ms` per graph and `name`. `mem_nbytes` caps each.
+        `+`), `delay_ms` per graph and `name`. `mem_nbytes` caps each. `options` are further ones of `main`.
 
         Raises:
             PluginLoadError, ConnectError: it did not start.
         """
         command = [sys.executable, "-m", "rpc_backend.testing.workers", "--heartbeat-ms", str(heartbeat_ms)]
-        command += ["--listen", f"tcp://127.0.0.1:{port}"]
+        command += ["--listen", f"tcp://{listen}:{port}", *options]
         command += [part for device in devices for part in ("--device", device)]
         command += [] if mem_nbytes is None else ["--mem", str(mem_nbytes)]
         command += [] if max_queued_nbytes is None else ["--max-queued", str(max_queued_nbytes)]
@@ -109,6 +113,8 @@ class WorkerProcess:
 @click.option("--heartbeat-ms", type=int, default=1000)
 @click.option("--max-queued", "max_queued_nbytes", type=int, default=None)
 @click.option("--ticket-timeout", "ticket_timeout_s", type=float, default=None)
+@click.option("--peer-allow", "peer_allow", multiple=True)
+@click.option("--proto-minor", type=int, default=NEWEST)
 def main(
     listen: str,
     devices: Sequence[str],
@@ -116,13 +122,22 @@ def main(
     heartbeat_ms: int,
     max_queued_nbytes: int | None,
     ticket_timeout_s: float | None,
+    peer_allow: Sequence[str],
+    proto_minor: int,
 ) -> None:
     """Serve devices until standard input closes or SIGTERM comes."""
     registry = load_registry()
     made = [make_device(registry, text) for text in devices]
     caps = {} if mem_nbytes is None else dict.fromkeys(range(len(made)), mem_nbytes)
     endpoint = parse_endpoint(listen, listen=True)
-    config = WorkerConfig((endpoint,), caps, heartbeat_ms=heartbeat_ms)
+    config = WorkerConfig(
+        (endpoint,),
+        caps,
+        heartbeat_ms=heartbeat_ms,
+        insecure=not endpoint.is_loopback(),
+        proto_minor=proto_minor,
+        peer_allow=parse_allowed(peer_allow),
+    )
     if max_queued_nbytes is not None:
         config = replace(config, max_queued_nbytes=max_queued_nbytes)
     if ticket_timeout_s is not None:

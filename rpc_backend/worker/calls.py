@@ -74,6 +74,16 @@ class Outcome(Generic[Reply]):
     afterwards: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Promise(Generic[Reply]):
+    """A reply that comes later, while the stream goes on: `start(answer)` sees to it that `answer` is called once.
+
+    `start` must not raise; `answer` may be called on any thread, also before `start` returns.
+    """
+
+    start: Callable[[Callable[[Reply], None]], None]
+
+
 HandlerFunction = Callable[[Any, Call], Any]
 Arrive = Callable[[Any, Call], int]
 Prepare = Callable[[Any, Call], None]
@@ -110,7 +120,8 @@ def handles(
     wait_s: WaitS | None = None,
     skipped: Skipped | None = None,
 ) -> Callable[[HandlerFunction], HandlerFunction]:
-    """Mark the function that runs a command: `function(state, call)` returns the reply record, or an `Outcome`.
+    """Mark the function that runs a command: `function(state, call)` returns the reply record, an `Outcome`
+    or a `Promise`.
 
     The options are those of `Handler`.
     """

@@ -19,7 +19,7 @@ def check_supported(device: Device, graph: Graph) -> None:
     for node, supported in zip(graph.nodes, device.supports_ops(graph.nodes), strict=True):
         if not supported:
             name = node.op.name if node.op else ""
-            kinds = ", ".join(source.type.name for source in node.sources)
+            kinds = ", ".join(f"{source.type.name} {list(source.ne)}" for source in node.sources)
             raise UnsupportedOpError(
                 f"device {device.info.name} does not run {node} of {kinds}",
                 context=ErrorContext(device=device.info.name, op=name),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 from rpc_backend.errors import RpcBackendError
 from rpc_backend.protocol import BadRequestEvent, Lane, encode_error
 from rpc_backend.protocol.commands import SUBMIT_ONWARD
 from rpc_backend.protocol.records import Failure
-from rpc_backend.worker.calls import Call, Handler, Outcome
+from rpc_backend.worker.calls import Call, Handler, Outcome, Promise
 from rpc_backend.worker.counters import UNKNOWN
 from rpc_backend.worker.links import Link
 from rpc_backend.worker.sessions import StreamState
@@ -76,7 +78,9 @@ class Executor:
         stream = session.streams[call.stream]
         failure, handler = stream.failure, self._handlers[call.command.code]
         if failure is None or handler.despite_error:
-            self._guard(call, lambda: self._run(call, stream))
+            watch = self._state.load_watch
+            with nullcontext() if watch is None else watch.watching(call):
+                self._guard(call, lambda: self._run(call, stream))
             return
         if handler.skipped is not None:
             handler.skipped(self._state, call, failure)
@@ -106,16 +110,22 @@ class Executor:
         outcome = self._attempt(call, stream)
         if outcome is None:
             return
+        if isinstance(outcome, Promise):
+            outcome.start(lambda reply: self._guard(call, lambda: self._reply(call, reply, None)))
+            return
         if call.command.reply is not None:
-            nbytes = call.link.reply(call.event.sequence, outcome.reply, outcome.payload)
-            self._state.counters.count(call.command.name, nbytes_out=nbytes)
+            self._reply(call, outcome.reply, outcome.payload)
         if outcome.afterwards is not None:
             try:
                 outcome.afterwards()
             except Exception as error:
                 self._keep(call, stream, self._failure(call, error))
 
-    def _attempt(self, call: Call, stream: StreamState | None) -> Outcome | None:
+    def _reply(self, call: Call, reply: Any, payload: memoryview | None) -> None:
+        nbytes = call.link.reply(call.event.sequence, reply, payload)
+        self._state.counters.count(call.command.name, nbytes_out=nbytes)
+
+    def _attempt(self, call: Call, stream: StreamState | None) -> Outcome | Promise | None:
         try:
             result = self._handlers[call.command.code].function(self._state, call)
         except Exception as error:
@@ -125,7 +135,7 @@ class Executor:
             else:
                 self._keep(call, stream, failure)
             return None
-        return result if isinstance(result, Outcome) else Outcome(result)
+        return result if isinstance(result, Outcome | Promise) else Outcome(result)
 
     def _keep(self, call: Call, stream: StreamState | None, failure: Failure) -> None:
         """Keep the error of a command that has no answer (any more), and push it.

@@ -7,9 +7,10 @@ is answered.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
-from rpc_backend.interfaces import Listener
+from rpc_backend.interfaces import LinkOffer, Listener
 from rpc_backend.protocol import BadRequestEvent, Frames, Limits, RequestEvent, WorkerConversation
 from rpc_backend.protocol.records import Failure
 
@@ -31,6 +32,10 @@ class Link:
         """Take one message. Raises as `WorkerConversation.receive`: the peer must then be closed."""
         with self._lock:
             return self._conversation.receive(frames)
+
+    def take_up(self, offers: Sequence[LinkOffer]) -> list[LinkOffer]:
+        """Take up a payload link that the peer offers; return the answer. Within `Listener`'s `on_message` only."""
+        return self._listener.accept_link(self.peer, offers)
 
     def agree(self, minor: int) -> None:
         """HELLO went well: allow every command of this minor version."""

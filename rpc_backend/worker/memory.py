@@ -29,6 +29,7 @@ class MemoryAccount:
         self._device = device
         self._cap_nbytes = cap_nbytes
         self._used_nbytes = 0
+        self._retained_nbytes = 0
         self._lock = threading.Lock()
 
     @property
@@ -38,8 +39,13 @@ class MemoryAccount:
     def memory(self) -> Memory:
         """Return free and total memory: the total is the cap if there is one.
 
-        Memory that a session allocated counts as used even where the device has not touched it yet.
+        Memory that a session allocated counts as used even where the device has not touched it yet; what is only
+        retained counts as free.
         """
+        free_nbytes, total_nbytes = self._available()
+        return Memory(free_nbytes + self._retained_nbytes, total_nbytes)
+
+    def _available(self) -> Memory:
         physical = self._device.memory()
         total = physical.total_nbytes if self._cap_nbytes is None else self._cap_nbytes
         return Memory(max(0, min(total - self._used_nbytes, physical.free_nbytes)), total)
@@ -49,7 +55,7 @@ class MemoryAccount:
 
         Raises:
             LimitError: a negative size, or one above the largest buffer of the device.
-            OutOfMemoryError: more than is free, with both figures.
+            OutOfMemoryError: more than is free without what is retained, with both figures.
         """
         name, largest = self._device.info.name, self._device.info.max_buffer_nbytes
         if nbytes < 0:
@@ -57,14 +63,20 @@ class MemoryAccount:
         if nbytes > largest:
             raise LimitError(f"a buffer of {nbytes} bytes is above the {largest} that device {name} can address")
         with self._lock:
-            free_nbytes, total_nbytes = self.memory()
+            free_nbytes, total_nbytes = self._available()
             if nbytes > free_nbytes:
                 raise OutOfMemoryError(
                     f"a buffer of {nbytes} bytes does not fit device {name}: {free_nbytes} of {total_nbytes} are free"
                 )
             self._used_nbytes += nbytes
 
-    def release(self, nbytes: int) -> None:
-        """Put back what `reserve` took."""
+    def retain(self, nbytes: int) -> None:
+        """Note that nobody needs a part of what `reserve` took; it is released when it must be."""
+        with self._lock:
+            self._retained_nbytes += nbytes
+
+    def release(self, nbytes: int, *, retained: bool = False) -> None:
+        """Put back what `reserve` took, and, with `retained`, what `retain` noted."""
         with self._lock:
             self._used_nbytes -= nbytes
+            self._retained_nbytes -= nbytes if retained else 0

@@ -11,12 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 
 from rpc_backend.fabric import FabricOptions, connect, listen
-from rpc_backend.interfaces import Channel, Device, Listener, OnLost, OnMessage, Transport
+from rpc_backend.interfaces import (
+    Channel,
+    Device,
+    Listener,
+    OnLost,
+    OnMessage,
+    PayloadTransport,
+    Transport,
+)
 from rpc_backend.protocol import Endpoint, check_bind
 from rpc_backend.worker.config import WorkerConfig
+from rpc_backend.worker.dial_rules import DIAL_TIMEOUT_MS, DialRules, dial_checked
 from rpc_backend.worker.service import Service
 
 # A signal's handler runs in the main thread once that wakes; a signal that another thread took does not wake it.
@@ -33,10 +43,12 @@ class Worker:
         transport_for: Callable[[str], Transport],
         *,
         build: str = "",
+        payloads: Sequence[PayloadTransport] = (),
     ) -> None:
         """Check all that can be checked before the start. The devices are the worker's from now on.
 
-        `transport_for` gives the transport of a scheme, `build` is the text that HELLO gives.
+        `transport_for` gives the transport of a scheme, `build` is the text that HELLO gives, `payloads` may carry
+        payloads beside the fabric, from and to clients and other workers.
 
         Raises:
             ConfigError: the configuration does not fit the devices, or an endpoint is open without keys.
@@ -46,6 +58,7 @@ class Worker:
             check_bind(endpoint, insecure=config.insecure)
         self._config = config
         self._transport_for = transport_for
+        self._payloads = payloads
         self._service = Service(config, devices, build, dial=self._dial)
         self._listener: Listener | None = None
         self._is_stopping = False
@@ -66,12 +79,14 @@ class Worker:
             EndpointError: an endpoint cannot be bound.
         """
         service = self._service
+        service.prepare()
         self._listener = listen(
             self._config.listen,
             self._transport_for,
             on_message=service.on_message,
             on_peer_lost=service.on_peer_lost,
             options=self._fabric_options(),
+            payloads=self._payloads,
         )
         service.start()
         service.attach(self._listener)
@@ -111,10 +126,22 @@ class Worker:
                 self._listener.close()
             self._service.close()
 
+    def connect_local(self, on_message: OnMessage, on_lost: OnLost) -> Channel:
+        """Open a channel within this process, for a gateway; as `LocalDial`."""
+        return self._service.connect_local(on_message, on_lost)
+
     def _dial(self, endpoint: Endpoint, on_message: OnMessage, on_lost: OnLost) -> Channel:
         """Connect to another worker, as a client of it."""
         transport = self._transport_for(endpoint.scheme)
-        return connect(endpoint, transport, on_message=on_message, on_lost=on_lost, options=self._fabric_options())
+        options = replace(self._fabric_options(), connect_timeout_ms=DIAL_TIMEOUT_MS)
+        return dial_checked(
+            endpoint,
+            transport,
+            DialRules(self._config),
+            lambda place: connect(
+                place, transport, on_message=on_message, on_lost=on_lost, options=options, payloads=self._payloads
+            ),
+        )
 
     def _fabric_options(self) -> FabricOptions:
         return FabricOptions(

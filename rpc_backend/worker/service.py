@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rpc_backend.errors import GraphError, LimitError, RpcBackendError, SessionError
 from rpc_backend.graph import op_table_digest
-from rpc_backend.interfaces import Device, Listener
+from rpc_backend.interfaces import Channel, Device, Listener, OnLost, OnMessage
 from rpc_backend.protocol import BadRequestEvent, Lane, Limits, RequestEvent, own_greeting
 from rpc_backend.protocol.commands import HELLO
 from rpc_backend.worker.calls import Call, collect_handlers
@@ -26,10 +27,12 @@ from rpc_backend.worker.executor import Executor
 from rpc_backend.worker.handlers import MODULES
 from rpc_backend.worker.lanes import DeviceLane
 from rpc_backend.worker.links import Link
-from rpc_backend.worker.peer_link import Dial
+from rpc_backend.worker.local_channel import LocalListener
+from rpc_backend.worker.peer_link import Dial, Pause
 from rpc_backend.worker.peers import Spawn, spawn_thread
 from rpc_backend.worker.sessions import Session
 from rpc_backend.worker.state import WorkerState
+from rpc_backend.worker.weights import Weights
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,6 +79,7 @@ class Service:
         dial: Dial | None = None,
         make_lane: Callable[[str, Callable[[_Item], None], Callable[[_Item], float]], DeviceLane[_Item]] = DeviceLane,
         spawn: Spawn = spawn_thread,
+        pause: Pause = time.sleep,
     ) -> None:
         """Check the configuration; `build` is the text that HELLO gives, `dial` connects to other workers.
 
@@ -84,17 +88,32 @@ class Service:
             SettingError: no such protocol minor.
             LocalProtocolError: a command without a handler.
         """
-        greeting = own_greeting(op_table_digest(), build, proto_minor=config.proto_minor)
+        weights = Weights(config, spawn)
+        greeting = own_greeting(op_table_digest(), build, weights.abilities, config.proto_minor)
         self.config = config
         self.limits = Limits(max_payload_nbytes=config.max_payload_nbytes)
         self.state = WorkerState(
-            config, devices, greeting, end_session=self._end_session, wake=self._wake, dial=dial, spawn=spawn
+            config,
+            devices,
+            greeting,
+            end_session=self._end_session,
+            wake=self._wake,
+            dial=dial,
+            spawn=spawn,
+            pause=pause,
+            weights=weights,
         )
         self._executor = Executor(self.state, collect_handlers(MODULES))
         self._lanes = [make_lane(f"device-{seat.index}", self._run_item, self._wait_s) for seat in self.state.seats]
         self._links: dict[bytes, Link] = {}
         self._listener: Listener | None = None
+        self._local = LocalListener(self.on_message, self.on_peer_lost)
+        self._receiving = threading.RLock()  # the listener's thread and those of local clients
         self._attached = threading.Event()
+
+    def prepare(self) -> None:
+        """Do what must be done before anybody can connect."""
+        self.state.weights.start()
 
     def start(self) -> None:
         """Start the threads of the devices."""
@@ -105,10 +124,19 @@ class Service:
         """Answer through `listener`, whose callbacks are `on_message` and `on_peer_lost`."""
         self._listener = listener
         self.state.name = listener.names[0]
+        self.state.carried = lambda: listener.carried
         self._attached.set()
 
     def on_message(self, peer: bytes, frames: list[memoryview]) -> None:
         """Take one message. Raises ProtocolError if the peer must be closed."""
+        with self._receiving:
+            self._take(peer, frames)
+
+    def connect_local(self, on_message: OnMessage, on_lost: OnLost) -> Channel:
+        """Open a channel within this process, for a gateway; as `LocalDial`."""
+        return self._local.connect(on_message, on_lost)
+
+    def _take(self, peer: bytes, frames: list[memoryview]) -> None:
         link = self._link(peer)
         event = link.receive(frames)
         nbytes = sum(frame.nbytes for frame in frames)
@@ -121,15 +149,18 @@ class Service:
 
     def on_peer_lost(self, peer: bytes) -> None:
         """Free all that a client held, after what it has running."""
-        self._end_session(peer, "the client is gone")
-        self._links.pop(peer, None)
+        with self._receiving:
+            self._end_session(peer, "the client is gone")
+            self._links.pop(peer, None)
 
     def close(self) -> None:
         """End the running commands, or give up on them, and close the devices."""
+        self._local.abort()
         self.state.peers.close()
         for lane in self._lanes:
             if not lane.close(self.config.stop_timeout_s):
                 _LOG.warning("a command was still running when the worker closed")
+        self.state.weights.close()
         for seat in self.state.seats:
             seat.stream.close()
             seat.device.close()
@@ -140,7 +171,8 @@ class Service:
             # The first message can come while `listen` returns.
             self._attached.wait(_ATTACH_TIMEOUT_S)
             assert self._listener is not None, "attach is called when listening began"
-            link = self._links[peer] = Link(peer, self._listener, self.limits)
+            listener = self._local if self._local.has(peer) else self._listener
+            link = self._links[peer] = Link(peer, listener, self.limits)
         return link
 
     def _dispatch(self, link: Link, event: RequestEvent, nbytes: int) -> None:
@@ -200,7 +232,10 @@ class Service:
                 if isinstance(call, Call):
                     self._abandon(call, reason)
             lane.put(session.id, _Release(session, device))
+        if self.state.load_watch is not None:
+            self.state.load_watch.closed(session)
         self.state.mailbox.drop_sender(session)
+        self.state.admissions.drop(session)
         self.state.peers.close_session(session)
 
     def _abandon(self, call: Call, reason: str) -> None:

@@ -17,6 +17,7 @@ from rpc_backend.protocol.records import Failure
 from rpc_backend.worker.events import EventTable
 from rpc_backend.worker.graph_cache import GraphCache
 from rpc_backend.worker.tasks import PreparedTask
+from rpc_backend.worker.uploads import Uploads
 
 _ID_NBYTES = 16
 
@@ -31,13 +32,18 @@ class StreamState:
 
     graphs: GraphCache[Plan]
     tasks: GraphCache[PreparedTask]
+    uploads: Uploads = field(default_factory=Uploads)
     failure: Failure | None = None
     refuses_tasks: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One client. `peer` is its address on the socket; `streams` has one entry per device."""
+    """One client. `peer` is its address on the socket; `streams` has one entry per device.
+
+    `writes_for` is set if the client is another worker: the session of the client that both serve, whose tensors it
+    may write.
+    """
 
     id: bytes
     epoch: int
@@ -46,6 +52,7 @@ class Session:
     streams: list[StreamState]
     closed: bool = False
     queued_nbytes: int = 0
+    writes_for: Session | None = None
     events: EventTable = field(default_factory=EventTable)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -7,20 +7,24 @@ single commands, threads or sockets.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rpc_backend.errors import ConfigError, GraphError, HandleError
-from rpc_backend.interfaces import Device, Stream
+from rpc_backend.interfaces import Buffer, Carried, Device, Stream
 from rpc_backend.protocol.negotiation import Greeting
+from rpc_backend.worker.admissions import Admissions
 from rpc_backend.worker.config import WorkerConfig
 from rpc_backend.worker.counters import Counters
 from rpc_backend.worker.handles import HandleTable, HeldBuffer
+from rpc_backend.worker.load_watch import LoadWatch
 from rpc_backend.worker.mailbox import Mailbox
 from rpc_backend.worker.memory import MemoryAccount
-from rpc_backend.worker.peer_link import Dial
+from rpc_backend.worker.peer_link import Dial, Pause
 from rpc_backend.worker.peers import Peers, Spawn
 from rpc_backend.worker.sessions import Session, SessionTable
+from rpc_backend.worker.weights import Weights
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class Seat:
 class WorkerState:
     """The devices, sessions, buffers, tensors under way and counts of one worker.
 
-    `name` is its endpoint, for errors.
+    `name` is its endpoint, for errors; `carried` counts what went beside the fabric.
     """
 
     def __init__(
@@ -51,11 +55,13 @@ class WorkerState:
         wake: Callable[[int, bytes], None],
         dial: Dial | None,
         spawn: Spawn,
+        weights: Weights,
+        pause: Pause,
     ) -> None:
         """Check the configuration against the devices.
 
         `end_session(peer, reason)` closes a peer's session, `wake(device, session)` looks again at a stream that is
-        held; `dial` and `spawn` are those of `Peers`.
+        held; `dial`, `spawn` and `pause` are those of `Peers`.
 
         Raises:
             ConfigError: no device, two of one name, a cap for a device that is not there or above its memory.
@@ -69,6 +75,7 @@ class WorkerState:
         self.end_session = end_session
         self.wake = wake
         self.name = ""
+        self.carried: Callable[[], Mapping[str, Carried]] = dict
         self.seats = [
             Seat(index, device, MemoryAccount(device, config.memory_cap_nbytes.get(index)), device.create_stream())
             for index, device in enumerate(devices)
@@ -76,8 +83,11 @@ class WorkerState:
         self.sessions = SessionTable(len(devices), config.graphs_per_stream)
         self.handles = HandleTable()
         self.counters = Counters()
+        self.weights = weights
+        self.load_watch = LoadWatch() if config.load_profile else None
         self.mailbox = Mailbox(config.max_queued_nbytes, config.ticket_timeout_s)
-        self.peers = Peers(config, greeting, self.mailbox, dial, spawn)
+        self.admissions = Admissions()
+        self.peers = Peers(config, greeting, self.mailbox, dial, spawn, pause)
 
     def seat(self, index: int) -> Seat:
         """Return a device by its index.
@@ -103,16 +113,20 @@ class WorkerState:
         return held
 
     def free(self, session: Session, held: HeldBuffer) -> None:
-        """Free a buffer and forget every graph and task that touches it."""
+        """Free a buffer and forget every graph and task that touches it.
+
+        Its memory stays while weights in it are still being stored, unless it is needed.
+        """
         self.handles.remove(held)
-        nbytes = held.buffer.nbytes
+        account = self.seats[held.device].account
+        account.retain(held.buffer.nbytes)
         try:
             stream = session.streams[held.device]
+            stream.uploads.drop_buffer(held.buffer)
             stream.graphs.drop_buffer(held.handle)
             stream.tasks.drop_buffer(held.handle)
-            held.buffer.close()
         finally:
-            self.seats[held.device].account.release(nbytes)
+            self.weights.when_stored(held.buffer, partial(_close, held.buffer, account))
 
     def release_session(self, session: Session, device: int) -> None:
         """Free all that a session has on a device. Runs in the thread of that device, and does not raise."""
@@ -126,8 +140,16 @@ class WorkerState:
         try:
             session.streams[device].graphs.clear()
             session.streams[device].tasks.clear()
+            session.streams[device].uploads.clear()
         except Exception:
             _LOG.exception("dropping the graphs of a closed session failed")
+
+
+def _close(buffer: Buffer, account: MemoryAccount) -> None:
+    try:
+        buffer.close()
+    finally:
+        account.release(buffer.nbytes, retained=True)
 
 
 def _check_devices(devices: Sequence[Device]) -> None:

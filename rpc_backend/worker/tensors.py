@@ -17,6 +17,7 @@ from rpc_backend.worker.calls import Call
 from rpc_backend.worker.handles import HeldBuffer
 from rpc_backend.worker.sessions import Session
 from rpc_backend.worker.state import WorkerState
+from rpc_backend.worker.tasks import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,13 @@ def _parts(record: Record) -> tuple[list[Record], list[int]]:
 
 def _no_place(handle: int) -> Buffer:
     raise GraphError(f"a question has no places, but one of its tensors is in buffer {handle}")
+
+
+def decode_range(state: WorkerState, session: Session, stream: int, record: Record, offset: int, nbytes: int) -> Place:
+    """Return the place of bytes of a tensor. Raises as `decode_placed` and `check_range`."""
+    tensor = decode_placed(state, session, stream, record)
+    check_range(tensor, offset, nbytes)
+    return Place(tensor.buffer, tensor.offset + offset, nbytes)
 
 
 def check_range(tensor: Tensor, offset: int, nbytes: int) -> None:

@@ -15,7 +15,11 @@ from rpc_backend.testing.backend_suite import Case, CaseResult, cases, run_case
 
 _CASES = cases()
 _BACKENDS = sorted(load_registry().backends)
-_OURS = ("reference", "numba")
+_DENSE = {
+    "ADD", "MUL", "SCALE", "CLAMP", "DIV", "SUB", "CPY", "CONT", "CONCAT", "REPEAT", "RESHAPE", "VIEW", "PERMUTE",
+    "TRANSPOSE", "GET_ROWS", "SET_ROWS", "SUM_ROWS", "CUMSUM", "LOG", "ARGMAX", "ARGSORT", "TOP_K", "RMS_NORM",
+    "MUL_MAT", "SOFT_MAX", "ROPE", "FLASH_ATTN_EXT", "UNARY", "GLU",
+}  # fmt: skip
 
 Run = Callable[[str, Case], CaseResult]
 
@@ -41,13 +45,19 @@ def test_agrees_with_the_reference(run: Run, backend: str, case: Case) -> None:
     result = run(backend, case)
 
     assert result.status != "failed", result.detail
+    if result.status == "unsupported":
+        pytest.skip(f"{backend} does not take {result.detail}")
 
 
-@pytest.mark.parametrize("backend", _OURS)
-def test_our_backends_cover_every_operation(run: Run, backend: str) -> None:
-    covered = {case.op for case in _CASES if run(backend, case).status == "passed"}
+def test_the_reference_covers_every_operation(run: Run) -> None:
+    assert [case.id for case in _CASES if run("reference", case).status != "passed"] == []
+    assert {case.op for case in _CASES} == set(OPS)
 
-    assert covered == set(OPS)
+
+def test_numba_covers_what_dense_models_ask_for(run: Run) -> None:
+    covered = {case.op for case in _CASES if run("numba", case).status == "passed"}
+
+    assert covered >= _DENSE
 
 
 @pytest.mark.parametrize("backend", _BACKENDS)

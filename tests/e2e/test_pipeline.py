@@ -66,7 +66,7 @@ def test_no_switch_changes_a_token(demo_model, greedy, settings):
 
 
 @pytest.mark.parametrize("side", ["client", "workers"])
-@pytest.mark.parametrize("minor", [1, 2])
+@pytest.mark.parametrize("minor", [1, 2, 3])
 def test_an_older_side_gives_the_same_tokens(demo_model, greedy, side, minor):
     options = ("--proto-minor", str(minor)) if side == "workers" else ()
     settings = Settings(proto_minor=minor) if side == "client" else NEWEST

@@ -71,6 +71,9 @@ def test_insecure_serves_other_machines(start):
         (["--mem", "many"], 2, "'many' is not a size"),
         (["--device", "reference", "--mem", "900TiB"], 1, "memory cap"),
         (["--device", "reference", "--proto-minor", "99"], 1, "protocol minor 99"),
+        (["--device", "reference", "--peer-allow", "nothing"], 1, "'nothing'"),
+        (["--device", "reference", "--peer-allow", "none", "--peer-allow", "tcp://a:1"], 1, "allows nobody"),
+        (["--device", "reference", "--ticket-timeout", "0"], 2, "--ticket-timeout"),
         (["--threads", "-1"], 2, "--threads"),
     ],
 )

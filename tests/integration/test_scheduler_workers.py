@@ -92,6 +92,8 @@ def results(devices: Sequence[Device], order: Sequence[int], count: int, *, sync
 ARMS: dict[str, dict[str, Any]] = {
     "direct": {},
     "hub": {"p2p": False},
+    "copies": {"proto_minor": 3},
+    "copies_hub": {"proto_minor": 3, "p2p": False},
     "older": {"proto_minor": 2},
     "oldest": {"proto_minor": 1},
     "single_reads": {"no_batched_get": True},
@@ -126,7 +128,7 @@ def test_workers_and_this_process_work_at_the_same_time(workers: Any, opened: Op
     assert 9 * DELAY_S <= wall_s < 14 * DELAY_S  # 16 visits that dawdle
 
 
-@pytest.mark.parametrize("switches", [{}, {"p2p": False}])
+@pytest.mark.parametrize("switches", [{}, {"p2p": False}, {"proto_minor": 3}])
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_run_that_fails_on_a_worker_fails_alone(
     workers: Any, opened: Opened, switches: dict[str, Any], broken: int
@@ -145,7 +147,7 @@ def test_a_run_that_fails_on_a_worker_fails_alone(
         assert "graph 3 fails as asked" in str(errors[2])
 
 
-@pytest.mark.parametrize("switches", [{}, {"p2p": False}])
+@pytest.mark.parametrize("switches", [{}, {"p2p": False}, {"proto_minor": 3}])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_worker_that_dies_fails_the_runs_and_hangs_nobody(
     workers: Any, opened: Opened, switches: dict[str, Any], lost: int

@@ -68,6 +68,14 @@ def row(future: Future[Any] | None) -> float:
     return float(values[0])
 
 
+def announce(*connections: Connection) -> None:
+    """Make the workers known to each other, as a client does before it plans."""
+    for source in connections:
+        for target in connections:
+            if source is not target:
+                assert source.devices()[0].can_send_to(target.devices()[0]), (source.endpoint, target.endpoint)
+
+
 def ticket() -> bytes:
     return secrets.token_bytes(16)
 
@@ -88,6 +96,7 @@ def workers() -> Iterator[list[WorkerProcess]]:
 @pytest.fixture
 def connections(workers) -> Iterator[list[Connection]]:
     with connect(workers[0].endpoint, SETTINGS) as one, connect(workers[1].endpoint, SETTINGS) as two:
+        announce(one, two)
         yield [one, two]
 
 
@@ -111,6 +120,7 @@ class Ring:
 def test_rings_of_two_clients_in_opposite_directions(workers, connections):
     """Both workers send to and wait for each other all the time, with ten runs of each client under way."""
     with connect(workers[0].endpoint, SETTINGS) as one, connect(workers[1].endpoint, SETTINGS) as two:
+        announce(one, two)
         rings = [Ring(*connections), Ring(two, one)]
         for start in (0, 10, 20):
             answers = [(number, ring.run(number)) for number in range(start, start + 10) for ring in rings]
@@ -155,6 +165,7 @@ def test_a_tensor_above_the_limits_is_told_to_who_waits(workers):
         connect(workers[0].endpoint, SETTINGS) as one,
         connect(small.endpoint, SETTINGS) as two,
     ):
+        announce(one, two)
         source, waiting = Doubler(one, onward=small.endpoint), Doubler(two, receives=True)
         there = ticket()
         answer = waiting.run(receive=there)
@@ -166,8 +177,9 @@ def test_a_tensor_above_the_limits_is_told_to_who_waits(workers):
 
 def test_a_receiver_that_is_killed_is_named_and_holds_up_nobody(workers, connections):
     with WorkerProcess("reference") as doomed:
-        source, local = Doubler(connections[0], onward=doomed.endpoint), Doubler(connections[0])
         with connect(doomed.endpoint, SETTINGS) as two:
+            announce(connections[0], two)
+            source, local = Doubler(connections[0], onward=doomed.endpoint), Doubler(connections[0])
             waiting, there = Doubler(two, receives=True), ticket()
             answer = waiting.run(receive=there)
             source.run(full(1.0), onward=there)
@@ -186,6 +198,7 @@ def test_a_receiver_that_is_killed_is_named_and_holds_up_nobody(workers, connect
 
 def test_a_sender_that_is_killed_ends_the_wait_when_the_client_says_so(workers, connections):
     with WorkerProcess("reference:delay_ms=5000") as doomed, connect(doomed.endpoint, SETTINGS) as one:
+        announce(one, connections[1])
         source, waiting = Doubler(one, onward=workers[1].endpoint), Doubler(connections[1], receives=True)
         there = ticket()
         answer = waiting.run(receive=there)
@@ -198,7 +211,8 @@ def test_a_sender_that_is_killed_ends_the_wait_when_the_client_says_so(workers, 
 
 
 def test_nothing_of_a_client_that_left_stays(workers):
-    with connect(workers[0].endpoint, SETTINGS) as one:
+    with connect(workers[0].endpoint, SETTINGS) as one, connect(workers[1].endpoint, SETTINGS) as two:
+        announce(one, two)
         source = Doubler(one, onward=workers[1].endpoint)
         for _ in range(10):
             source.run(full(1.0), onward=ticket())

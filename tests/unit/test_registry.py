@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rpc_backend import registry
 from rpc_backend.errors import ConfigError, PluginConflictError, PluginLoadError, UnknownPluginError
-from rpc_backend.hookspecs import ComputeBackend, DeviceOptions, Probe, TransportPlugin, hookimpl
+from rpc_backend.hookspecs import (
+    ComputeBackend,
+    DeviceOptions,
+    DeviceProvider,
+    GatewayPlugin,
+    Probe,
+    ProviderOptions,
+    TransportPlugin,
+    hookimpl,
+)
+from rpc_backend.protocol import parse_endpoint
 from rpc_backend.registry import load_registry, probe_of
 
 
@@ -150,3 +161,39 @@ def test_an_error_of_ours_comes_through_as_it_is(install):
 
     with pytest.raises(ConfigError, match="no option beads"):
         loaded.create_devices("abacus", DeviceOptions())
+
+
+def _providing(*providers: DeviceProvider) -> SimpleNamespace:
+    def hook(register: Any) -> None:
+        for provider in providers:
+            register(provider)
+
+    return SimpleNamespace(rpc_register_device_providers=hookimpl(hook))
+
+
+def test_a_provider_opens_the_devices_of_its_scheme(install):
+    provider = DeviceProvider("abacus", ("beads",), lambda: Probe(True), lambda endpoint, options: [endpoint, options])  # type: ignore[list-item]
+    loaded = load_registry([_providing(provider)])
+    endpoint, options = parse_endpoint("beads://shelf:3"), ProviderOptions(1.0, 2.0)
+
+    assert loaded.provider_for("beads") is provider
+    assert loaded.provider_for("tcp") is None
+    assert loaded.open_devices(endpoint, options) == [endpoint, options]
+    with pytest.raises(UnknownPluginError, match="device provider for scheme named 'bead'; known: beads; did you mean"):
+        loaded.open_devices(parse_endpoint("bead://shelf:3"), options)
+
+
+def test_a_scheme_of_a_transport_cannot_be_a_providers(install):
+    provider = DeviceProvider("abacus", ("rfc1149",), lambda: Probe(True), lambda endpoint, options: [])
+    with pytest.raises(PluginConflictError, match="'pigeon' and 'abacus' both serve rfc1149://"):
+        load_registry([_Plugin(transports=(_transport(),)), _providing(provider)])
+
+
+def test_a_gateway_is_made_by_name(install):
+    plugin = GatewayPlugin("abacus", lambda: Probe(True), lambda endpoint, dial: (endpoint, dial))  # type: ignore[arg-type, return-value]
+    loaded = load_registry([SimpleNamespace(rpc_register_gateways=hookimpl(lambda register: register(plugin)))])
+    endpoint = parse_endpoint("tcp://shelf:3")
+
+    assert loaded.create_gateway("abacus", endpoint, _raise) == (endpoint, _raise)  # type: ignore[arg-type]
+    with pytest.raises(UnknownPluginError, match="no gateway named 'abacsu'; known: abacus"):
+        loaded.create_gateway("abacsu", endpoint, _raise)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ Belongs here: allocating, freeing, clearing. Must not be here: tensors in them (
 
 from __future__ import annotations
 
-from rpc_backend.errors import GraphError
+from rpc_backend.errors import GraphError, OutOfMemoryError
 from rpc_backend.interfaces import BufferUsage
 from rpc_backend.protocol.commands import ALLOC_BUFFER, BUFFER_CLEAR, BUFFER_GET_BASE, FREE_BUFFER
 from rpc_backend.protocol.records import BufferBase, BufferRef
@@ -20,7 +20,12 @@ def alloc_buffer(state: WorkerState, call: Call) -> BufferRef:
     check_stream(call, call.request.device)
     seat = state.seat(call.request.device)
     usage, nbytes = _usage(call.request.usage), call.request.nbytes
-    seat.account.reserve(nbytes)
+    try:
+        seat.account.reserve(nbytes)
+    except OutOfMemoryError:
+        if not state.weights.give_up():
+            raise
+        seat.account.reserve(nbytes)
     try:
         buffer = seat.device.alloc_buffer(nbytes, usage)
     except BaseException:

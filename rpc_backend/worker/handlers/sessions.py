@@ -5,6 +5,9 @@ Belongs here: greeting, goodbye, signs of life, counts. Must not be here: memory
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rpc_backend.fabric import offer_records, read_offers
 from rpc_backend.protocol.commands import DEVICE_COUNT, GOODBYE, HELLO, PING, STATS, SYNCHRONIZE
 from rpc_backend.protocol.negotiation import Greeting, negotiate
 from rpc_backend.protocol.records import Count, Empty, HelloReply, Stats
@@ -17,7 +20,9 @@ def hello(state: WorkerState, call: Call) -> Outcome[HelloReply]:
     """Open a session, if both sides have common ground."""
     ours = state.greeting
     agreement = negotiate(Greeting.of(call.request), ours)
+    offers = read_offers(call.request.links) if agreement.has_links else []
     session = state.sessions.open(call.link.peer, agreement)
+    state.weights.refresh()
     reply = HelloReply(
         major=ours.major,
         minor=ours.minor,
@@ -29,6 +34,7 @@ def hello(state: WorkerState, call: Call) -> Outcome[HelloReply]:
         devices=[[seat.device.info.name, seat.device.info.description, seat.device.info.kind] for seat in state.seats],
         max_payload_nbytes=state.config.max_payload_nbytes,
         max_queued_nbytes=state.config.max_queued_nbytes,
+        links=offer_records(call.link.take_up(offers)),
     )
     return Outcome(reply, afterwards=lambda: call.link.agree(agreement.minor))
 
@@ -48,7 +54,12 @@ def ping(state: WorkerState, call: Call) -> Empty:
 @handles(STATS)
 def stats(state: WorkerState, call: Call) -> Stats:
     """Give the counters."""
-    return state.counters.snapshot(len(state.sessions))
+    carried = {
+        name: [counts.links, counts.payloads_in, counts.nbytes_in, counts.payloads_out, counts.nbytes_out]
+        for name, counts in state.carried().items()
+    }
+    counts = state.counters.snapshot(len(state.sessions))
+    return replace(counts, weights=state.weights.counts(), carried=carried)
 
 
 @handles(DEVICE_COUNT)

@@ -14,7 +14,7 @@ from rpc_backend.protocol import encode_error
 from rpc_backend.protocol.commands import SUBMIT, SUBMIT_ONWARD
 from rpc_backend.protocol.records import Failure, Result
 from rpc_backend.worker.calls import Call, Outcome, handles
-from rpc_backend.worker.peer_link import Origin
+from rpc_backend.worker.peer_jobs import Origin
 from rpc_backend.worker.state import WorkerState
 from rpc_backend.worker.task_records import check_ticket, onward_endpoints, prepare_task
 from rpc_backend.worker.tasks import PreparedTask, read_places, run_task

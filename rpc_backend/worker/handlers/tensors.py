@@ -5,6 +5,7 @@ Belongs here: writing, reading, copying. Must not be here: computing (`graphs`).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from rpc_backend.protocol.commands import (
     INIT_TENSOR,
     MEMSET_TENSOR,
     SET_TENSOR,
-    SET_TENSOR_HASH,
 )
 from rpc_backend.protocol.records import Empty, Record, Result
 from rpc_backend.worker.calls import Call, Outcome, handles
+from rpc_backend.worker.handlers.weights import note_written
+from rpc_backend.worker.sessions import Session
 from rpc_backend.worker.state import WorkerState
 from rpc_backend.worker.tasks import Place, read_places
-from rpc_backend.worker.tensors import check_byte, check_range, decode_anywhere, decode_placed
+from rpc_backend.worker.tensors import check_byte, decode_anywhere, decode_placed, decode_range
 
 _COPY_CHUNK_NBYTES = 16 << 20
 
@@ -41,15 +43,9 @@ def set_tensor(state: WorkerState, call: Call) -> None:
     request, payload = call.request, call.payload
     if payload.nbytes != request.nbytes:
         raise GraphError(f"{request.nbytes} bytes are announced and {payload.nbytes} came")
-    buffer, offset = _range_of(state, call)
-    buffer.write(offset, payload)
-
-
-@handles(SET_TENSOR_HASH)
-def set_tensor_hash(state: WorkerState, call: Call) -> Result:
-    """Decline: this worker keeps no content, so the client sends the bytes."""
-    _range_of(state, call)
-    return Result(False)
+    buffer, offset = _range_of(state, call, call.session.writes_for)
+    buffer.write(offset, payload if state.config.load_opt else _buffered(state, call))
+    note_written(state, call, buffer, offset, payload.nbytes)
 
 
 @handles(GET_TENSOR)
@@ -93,17 +89,26 @@ def copy_tensor(state: WorkerState, call: Call) -> Result:
     return Result(True)
 
 
-def _range_of(state: WorkerState, call: Call) -> tuple[Buffer, int]:
-    """Return the buffer, and the offset in it, of the tensor range that a request names."""
+def _buffered(state: WorkerState, call: Call) -> memoryview:
+    """Return a copy of the payload, made as if it had to be collected first: the way of `ZMQ_RPC_LOAD_OPT=0`."""
+    watch = state.load_watch
+    with nullcontext() if watch is None else watch.staging(call.session):
+        message = memoryview(bytearray(call.payload.nbytes))
+        message[:] = call.payload
+    return message
+
+
+def _range_of(state: WorkerState, call: Call, owner: Session | None = None) -> tuple[Buffer, int]:
+    """Return the buffer, and the offset in it, of the tensor range that a request names; `owner` may be another's."""
     request = call.request
-    place = _place(state, call, request.tensor, request.offset, request.nbytes)
+    place = _place(state, call, request.tensor, request.offset, request.nbytes, owner)
     return place.buffer, place.offset
 
 
-def _place(state: WorkerState, call: Call, record: Record, offset: int, nbytes: int) -> Place:
-    tensor = decode_placed(state, call.session, call.stream, record)
-    check_range(tensor, offset, nbytes)
-    return Place(tensor.buffer, tensor.offset + offset, nbytes)
+def _place(
+    state: WorkerState, call: Call, record: Record, offset: int, nbytes: int, owner: Session | None = None
+) -> Place:
+    return decode_range(state, owner or call.session, call.stream, record, offset, nbytes)
 
 
 def _range_fields(fields: list[Any]) -> tuple[Record, int, int]:

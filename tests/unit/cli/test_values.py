@@ -28,3 +28,7 @@ def test_what_is_no_size_is_quoted(text: str) -> None:
     with pytest.raises(click.BadParameter) as caught:
         ByteSize().convert(text, None, None)
     assert repr(text) in caught.value.message
+
+
+def test_zero_is_a_size_where_it_means_something() -> None:
+    assert ByteSize(low=0).convert("0", None, None) == 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from rpc_backend.cli.worker import listing, worker
-from rpc_backend.hookspecs import ComputeBackend, Probe, TransportPlugin
+from rpc_backend.hookspecs import ComputeBackend, PayloadPlugin, Probe, TransportPlugin
 from rpc_backend.registry import PluginFailure, Registry
 
 
@@ -15,11 +15,13 @@ def test_the_list_says_what_is_usable_and_why_not() -> None:
     registry = Registry(
         {"b": backend("b", Probe(False, "no driver; install one")), "a": backend("a", Probe(True))},
         {"rdma": TransportPlugin("rdma", ("rdma", "rdma6"), lambda: Probe(False, "no card"), lambda: None)},
-        [PluginFailure("broken = rpc_broken", "ImportError: no module x")],
+        payloads={"fast": PayloadPlugin("fast", lambda: Probe(False, "no device"), lambda extra: None)},
+        failures=[PluginFailure("broken = rpc_broken", "ImportError: no module x")],
     )
     text = "\n".join(listing(registry))
     assert text.index("a  usable") < text.index("b  not usable: no driver; install one")
     assert "rdma  rdma:// rdma6://  not usable: no card" in text
+    assert "transports of payloads\n  fast  not usable: no device" in text
     assert "broken = rpc_broken  ImportError: no module x" in text
 
 

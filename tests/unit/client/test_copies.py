@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from rpc_backend.errors import DeviceError, GraphError
+from rpc_backend.errors import DeviceError, GraphError, WorkerLostError
 from rpc_backend.graph import build, element_type
 from rpc_backend.interfaces import SerialStream
 from rpc_backend.protocol.records import Result
@@ -79,11 +79,12 @@ def test_from_this_process_it_is_sent_when_it_is_computed(connection, streams):
     assert local.n_synchronized == 0
 
 
-def test_an_error_of_the_source_is_the_streams(streams):
+@pytest.mark.parametrize("kind", [DeviceError, WorkerLostError])
+def test_an_error_of_the_source_is_the_streams(streams, kind):
     local, stream = LocalStream(), streams[0]
     assert stream.copy_tensor_async(local, placed(local.device), stream, placed(stream.device))
-    local.fetched.set_exception(DeviceError("the source broke"))
-    with pytest.raises(DeviceError, match="the source broke"):
+    local.fetched.set_exception(kind("the source broke"))
+    with pytest.raises(kind, match="the source broke"):
         stream.synchronize()
     stream.synchronize()
 

@@ -10,6 +10,7 @@ from rpc_backend.interfaces import Onward, TaskRun
 from rpc_backend.settings import Settings
 from rpc_backend.testing.devices import NullDevice
 from rpc_backend.testing.inline_worker import InlineWorker
+from rpc_backend.testing.inline_workers import InlineWorkers
 from rpc_backend.worker import WorkerConfig
 
 F32 = element_type("F32")
@@ -62,8 +63,9 @@ def test_equal_tasks_have_equal_digests(parts):
 @pytest.mark.parametrize("role", ["graph", "writes", "reads", "receives", "onward"])
 def test_a_task_never_carries_another_workers_handle(role):
     """Three workers whose tensors look alike: same shapes, same handles."""
-    workers = [InlineWorker([NullDevice("same")]) for _ in range(3)]
-    devices = [worker.connect().devices()[0] for worker in workers]
+    workers = InlineWorkers([[NullDevice("same")] for _ in range(3)])
+    devices = [workers.connect(index).devices()[0] for index in range(3)]
+    assert devices[0].can_send_to(devices[2])
     mine, theirs, target = (Parts(device) for device in devices)
     assert mine.x.buffer.handle == theirs.x.buffer.handle == target.x.buffer.handle
     mixed = build.add(mine.x, theirs.x)
@@ -76,10 +78,11 @@ def test_a_task_never_carries_another_workers_handle(role):
     }
     chosen = {role: options[role]} if role != "graph" else {}
     graph = Graph.of(mixed) if role == "graph" else mine.graph
-    sent = [len(worker.network.sent.to_worker) for worker in workers]
-    with pytest.raises(GraphError, match="copy it to same@inline"):
+    sent = [len(worker.network.sent.to_worker) for worker in workers.workers]
+    with pytest.raises(GraphError, match=f"copy it to same@{workers.endpoints[0]}"):
         mine.device.prepare_task(graph, **chosen)
-    n_asked = [len(worker.network.sent.to_worker) - before for worker, before in zip(workers, sent, strict=True)]
+    now = [len(worker.network.sent.to_worker) for worker in workers.workers]
+    n_asked = [after - before for after, before in zip(now, sent, strict=True)]
     assert n_asked[1:] == [0, 0]
     assert n_asked[0] <= 1  # whether it supports the operations
 
@@ -88,40 +91,46 @@ def test_results_go_straight_to_whom_both_sides_and_the_switches_allow(worker, c
     def device(**settings):
         return worker.connect(Settings(**settings)).devices()[0]
 
-    here = device()
+    here, beside = connection.devices()
     assert here.can_send_to(here)
-    assert here.can_send_to(connection.devices()[1])
+    assert here.can_send_to(beside)
     assert not here.can_send_to(NullDevice())
-    for other in (device(proto_minor=3), device(p2p=False), device(no_async_copy=True)):
+    for other in (device(proto_minor=2), device(p2p=False), device(no_async_copy=True)):
         assert not here.can_send_to(other)
         assert not other.can_send_to(here)
         assert not other.can_send_to(other)
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "abilities", "can"),
-    [
-        ("tcp://127.0.0.1:1", "tcp://[::1]:2", [], True),
-        ("tcp://127.0.0.1:1", "ipc:///tmp/worker", [], True),
-        ("tcp://127.0.0.1:1", "tcp://10.0.0.2:2", [], False),
-        ("tcp://10.0.0.1:1", "tcp://127.0.0.1:2", [], False),  # another machine's loopback
-        ("tcp://10.0.0.1:1", "tcp://10.0.0.2:2", [], False),
-        ("tcp://10.0.0.1:1", "tcp://10.0.0.2:2", ["peer:tcp://10.0.0.2:2"], True),
-        ("tcp://10.0.0.1:1", "tcp://10.0.0.2:2", ["peer:tcp://10.0.0.2:22"], False),
-    ],
-)
-def test_other_machines_are_reached_only_by_workers_that_may(worker, source, target, abilities, can):
-    devices = []
-    for name in (source, target):
-        connection = worker.connect()
-        connection.dispatcher.name = name
-        connection.hello.abilities.extend(abilities)
-        devices += connection.devices()[:1]
-    assert devices[0].can_send_to(devices[1]) is can
-    if can:
-        parts = Parts(devices[0])
-        task = devices[0].prepare_task(parts.graph, onward=[Onward(parts.y, devices[1])])
-        assert task.content.record[4][0][1:] == [target, 0]
+def test_a_link_between_workers_is_asked_for_once():
+    workers = InlineWorkers([[NullDevice("near")], [NullDevice("far"), NullDevice("further")]])
+    (here,), there = (workers.connect(index).devices() for index in (0, 1))
+    assert [here.can_send_to(each) for each in there] == [True, True]
+    assert workers.dialled == [workers.endpoints[1]]
+    parts = Parts(here)
+    task = here.prepare_task(parts.graph, onward=[Onward(parts.y, there[1])])
+    assert task.content.record[4][0][1:] == [workers.endpoints[1], 1]
+    assert there[0].can_send_to(here)
+    assert workers.dialled == [workers.endpoints[1], workers.endpoints[0]]
+
+
+@pytest.mark.parametrize("minors", [(4, 3), (3, 4), (2, 2), (3, 2), (2, 4)])
+def test_workers_that_send_in_different_ways_do_not(minors):
+    workers = InlineWorkers([[NullDevice()], [NullDevice()]])
+    here, there = (
+        workers.connect(index, Settings(proto_minor=minor)).devices()[0] for index, minor in enumerate(minors)
+    )
+    assert not here.can_send_to(there)
+    assert workers.dialled == []
+
+
+def test_a_worker_that_cannot_connect_is_asked_no_more():
+    workers = InlineWorkers([[NullDevice()], [NullDevice()]])
+    here, there = (workers.connect(index).devices()[0] for index in (0, 1))
+    workers.refuses = True
+    assert not here.can_send_to(there)
+    workers.refuses = False
+    assert not here.can_send_to(there)
+    assert len(workers.dialled) == 1
 
 
 def test_sending_to_whom_it_cannot_is_refused(worker, parts):

@@ -21,6 +21,18 @@ def test_without_a_cap_the_device_is_the_limit():
         account.reserve(1)
 
 
+def test_what_is_only_retained_counts_as_free_but_cannot_be_reserved():
+    account = MemoryAccount(NullDevice(total_nbytes=10_000), 3_000)
+    account.reserve(2_000)
+    account.retain(2_000)
+    assert account.memory() == Memory(3_000, 3_000)
+    with pytest.raises(OutOfMemoryError):
+        account.reserve(1_001)
+    account.release(2_000, retained=True)
+    account.reserve(3_000)
+    assert account.memory() == Memory(0, 3_000)
+
+
 def test_free_is_no_more_than_what_the_device_has_left():
     device = NullDevice(total_nbytes=10_000)
     account = MemoryAccount(device, 8_000)

@@ -126,7 +126,7 @@ def test_a_malformed_task_is_refused_and_the_stream_lives(client, record, text):
     task = Task(client)
     good, task.record = task.record, record(task)
     task.digest = graph_digest(task.record)
-    with pytest.raises((errors.GraphError, errors.HandleError, errors.EndpointError), match=text):
+    with pytest.raises((errors.GraphError, errors.HandleError, errors.ConfigError), match=text):
         task.run(bytes_of(1))
     task.record, task.digest = good, graph_digest(good)
     assert task.run(bytes_of(2)) == bytes_of(2)

@@ -1,0 +1,117 @@
+"""Where weights come from when a client has only a digest, and where they are kept when it uploads them.
+
+Belongs here: the sources of one worker, in their order, and the counts. Must not be here: what each source does
+(`weight_cache`, `model_files`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from rpc_backend.interfaces import Buffer
+from rpc_backend.protocol.negotiation import WEIGHT_CACHE, WEIGHT_SOURCE
+from rpc_backend.worker.cache_folder import CacheFolder
+from rpc_backend.worker.config import WorkerConfig
+from rpc_backend.worker.content import Content
+from rpc_backend.worker.model_files import ModelFiles
+from rpc_backend.worker.peers import Spawn
+from rpc_backend.worker.tasks import Place
+from rpc_backend.worker.weight_cache import WeightCache
+
+_CLOSE_TIMEOUT_S = 2.0
+_FIRST_SCAN_TIMEOUT_S = 10.0
+
+
+class Weights:
+    """The cache and the model files of a worker, of which it may have none. Any thread may call it."""
+
+    def __init__(self, config: WorkerConfig, spawn: Spawn) -> None:
+        """Open the sources that the configuration names; a cache that cannot be used is a warning."""
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = dict.fromkeys(
+            ("cache_hits", "cache_misses", "model_hits", "nbytes_from_cache", "nbytes_from_models", "nbytes_stored"), 0
+        )
+        self._cache = _open_cache(self, config, spawn)
+        self._models = ModelFiles(config.model_folders, config.index_folder, spawn) if config.model_folders else None
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """What HELLO says of it."""
+        cache = () if self._cache is None else (WEIGHT_CACHE,)
+        return cache if self._models is None else (*cache, WEIGHT_SOURCE)
+
+    @property
+    def keeps_uploads(self) -> bool:
+        """Whether `keep` does anything."""
+        return self._cache is not None
+
+    def start(self) -> None:
+        """Read the model files; if that takes long, it goes on while the worker serves."""
+        if self._models is not None:
+            self._models.start(_FIRST_SCAN_TIMEOUT_S)
+
+    def refresh(self) -> None:
+        """Look for model files that came or went."""
+        if self._models is not None:
+            self._models.refresh()
+
+    def load(self, content: Content, place: Place) -> bool:
+        """Put a weight in its place; False = it must come from the client. What was there before may be gone."""
+        if self._models is not None and self._models.load(content, place):
+            self.count(model_hits=1, nbytes_from_models=content.nbytes)
+            return True
+        if self._cache is None:
+            return False
+        found = self._cache.load(content, place)
+        if found:
+            self.count(cache_hits=1, nbytes_from_cache=content.nbytes)
+        else:
+            self.count(cache_misses=1)
+        return found
+
+    def keep(self, content: Content, place: Place) -> None:
+        """Keep a weight that was uploaded, if there is a cache. Returns at once."""
+        if self._cache is not None:
+            self._cache.store(content, place)
+
+    def when_stored(self, buffer: Buffer, close: Callable[[], None]) -> None:
+        """Have a buffer closed now, or once all of it is kept that should be."""
+        if self._cache is None:
+            close()
+        else:
+            self._cache.when_stored(buffer, close)
+
+    def give_up(self) -> bool:
+        """Close the buffers that `when_stored` still holds; False = there are none."""
+        return self._cache is not None and self._cache.give_up()
+
+    def count(self, **increments: int) -> None:
+        """Add to the counts."""
+        with self._lock:
+            for name, increment in increments.items():
+                self._counts[name] += increment
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts since the worker started."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        """Stop reading and storing."""
+        if self._models is not None:
+            self._models.close()
+        if self._cache is not None:
+            self._cache.close(_CLOSE_TIMEOUT_S)
+
+
+def _open_cache(weights: Weights, config: WorkerConfig, spawn: Spawn) -> WeightCache | None:
+    if config.cache_folder is None:
+        return None
+    cache = WeightCache(
+        CacheFolder(config.cache_folder),
+        config.cache_limit_nbytes,
+        spawn,
+        on_stored=lambda nbytes: weights.count(nbytes_stored=nbytes),
+    )
+    return cache if cache.open() else None

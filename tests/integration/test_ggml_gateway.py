@@ -1,0 +1,108 @@
+"""The worker's command with a gateway."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+LOCAL = ("--device", "reference", "--listen", "tcp://127.0.0.1:0")
+HELLO = b"\x0e" + struct.pack("<Q", 24) + bytes(24)
+
+
+def gateway_of(worker) -> tuple[str, int]:
+    line = worker.read_line()
+    assert line.startswith("gateway tcp://")
+    host, _, port = line.removeprefix("gateway tcp://").strip().rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def greet(place: tuple[str, int]) -> socket.socket:
+    connected = socket.create_connection(place, 5)
+    connected.sendall(HELLO)
+    assert connected.recv(36, socket.MSG_WAITALL) == struct.pack("<QBBB", 28, 7, 0, 0) + bytes(25)
+    return connected
+
+
+@pytest.mark.parametrize("place", ["tcp://127.0.0.1:0", "ggml=tcp://localhost:0", "tcp://[::1]:0"])
+def test_it_says_where_and_stops_cleanly(start, place):
+    if "::1" in place and not _has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback address")
+    worker = start("worker", *LOCAL, "--gateway", place)
+    worker.ready()
+    with greet(gateway_of(worker)) as connected:
+        assert worker.stop() == (0, "", "")
+        assert connected.recv(1) == b""
+
+
+def test_two_gateways(start):
+    worker = start("worker", *LOCAL, "--gateway", "tcp://127.0.0.1:0", "--gateway", "tcp://127.0.0.1:0")
+    worker.ready()
+    places = [gateway_of(worker), gateway_of(worker)]
+    assert places[0] != places[1]
+    for place in places:
+        greet(place).close()
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("tcp://0.0.0.0:0", "--insecure"),
+        ("ggmm=tcp://127.0.0.1:0", "did you mean 'ggml'?"),
+        ("ipc:///tmp/nowhere", "listens on tcp://"),
+        ("tcp://127.0.0.1", "'tcp://127.0.0.1'"),
+        ("tcp://192.0.2.1:0", "--insecure"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(start, place, told):
+    status, out, err = start("worker", *LOCAL, "--gateway", place).finish()
+    assert (status, out) == (1, "")
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_an_address_of_another_machine_cannot_be_bound(start):
+    status, _, err = start("worker", *LOCAL, "--insecure", "--gateway", "tcp://192.0.2.1:0").finish()
+    assert status == 1
+    assert "cannot listen on tcp://192.0.2.1:0" in err
+
+
+def test_a_port_in_use(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, out, err = start("worker", *LOCAL, "--gateway", f"tcp://127.0.0.1:{port}").finish()
+    assert (status, out) == (1, "")
+    assert f"tcp://127.0.0.1:{port} is already in use" in err
+
+
+def test_insecure_serves_other_machines(start):
+    worker = start("worker", *LOCAL, "--insecure", "--gateway", "tcp://*:0")
+    worker.ready()
+    greet(("127.0.0.1", gateway_of(worker)[1])).close()
+
+
+def test_the_list_names_it(start):
+    status, out, _ = start("worker", "--list").finish()
+    assert status == 0
+    assert "gateways\n  ggml  usable" in out
+
+
+def test_why_a_client_was_cut_is_in_the_log(start):
+    worker = start("worker", *LOCAL, "--gateway", "tcp://127.0.0.1:0")
+    worker.ready()
+    with greet(gateway_of(worker)) as connected:
+        connected.sendall(b"\x04" + struct.pack("<QQ", 8, 77))
+        assert connected.recv(1) == b""
+    status, _, err = worker.stop()
+    assert status == 0
+    assert "closed the ggml-rpc client 127.0.0.1:" in err
+    assert "buffer 0x4d is not one of this connection's" in err
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
