@@ -18,7 +18,7 @@ from rpc_backend.errors import ErrorContext, OutOfMemoryError, SplitError
 from rpc_backend.scheduler.split_request import SplitKind, SplitRequest
 from rpc_backend.text import exact_nbytes, human_nbytes, render_table
 
-_OUTPUT_SHARE = 3
+_OUTPUT_SHARE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def plan_layers(model: ModelSizes, devices: Sequence[DeviceMemory], request: Spl
     """Split a model's layers over devices, in order, and check that each device can hold its share.
 
     The input goes with the first layer, the output with the last one. Ratios count the output as one more
-    unit. The automatic split gives each device weights in proportion to its free memory, the output counted at a third,
+    unit. The automatic split gives each device weights in proportion to its free memory, the output counted at a fifth,
     as closely as whole layers and the caps allow.
 
     Raises:
@@ -189,7 +189,7 @@ def _automatic(model: ModelSizes, devices: Sequence[DeviceMemory]) -> list[int]:
 def _proportional(model: ModelSizes, devices: Sequence[DeviceMemory], *, capped: bool) -> list[int] | None:
     """Minimise the sum of load² / free over all ways to cut, which is least where load ~ free.
 
-    The load is the bytes of weights, which decide how long a stage works; the output's count for a third, as it works
+    The load is the bytes of weights, which decide how long a stage works; the output's count for a fifth, as it works
     on every token of a decode step but only on the last of a prompt. Cache and scratch only have to fit.
 
     Whole numbers throughout, so that equal inputs give equal plans; of equal splits, the one that fills the
