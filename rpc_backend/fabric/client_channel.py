@@ -7,6 +7,7 @@ mean, name resolution.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from rpc_backend.fabric.monitor import Happened
 from rpc_backend.fabric.offers import Chosen, OwnOffers
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing, prepare
-from rpc_backend.fabric.pairing import Pairing, send_paired
+from rpc_backend.fabric.pairing import WATCH_MS, Pairing, send_paired
 from rpc_backend.fabric.payload_memory import PayloadMemory
 from rpc_backend.fabric.sockets import has_message, receive, views
 from rpc_backend.interfaces import (
@@ -212,7 +213,10 @@ class ClientChannel(Channel):
                 return None
 
     def _poll_timeout_ms(self, thread: IoThread) -> int | None:
-        return None if thread.stop_deadline is None else int(thread.linger_s * 1000)
+        watch_ms = WATCH_MS if self._pairing is not None and self._pairing.is_waiting else None
+        if thread.stop_deadline is None:
+            return watch_ms
+        return int(min(thread.linger_s * 1000, watch_ms or math.inf))
 
     def _send_queued(self, sock: zmq.Socket[bytes]) -> bool:
         """Send until the queue is empty, a payload is under way beside the fabric, or the socket is full: False."""
@@ -283,10 +287,12 @@ class ClientChannel(Channel):
             return False, error
 
     def _close_payload_link(self) -> None:
-        if self._pairing is not None:
-            self._pairing.close()
-        elif self._chosen is not None:
-            self._chosen.link.close()
+        pairing, chosen = self._pairing, self._chosen
+        self._pairing = self._chosen = None
+        if pairing is not None:
+            pairing.close()
+        elif chosen is not None:
+            chosen.link.close()
 
     def _receive(self, link: Dealer, at_most: int = MESSAGES_PER_TURN) -> Exception | None:
         """Deliver messages that are there; return what the receiver raised."""

@@ -19,7 +19,7 @@ from rpc_backend.fabric.io_thread import IoThread
 from rpc_backend.fabric.monitor import Happened, Monitor
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing, prepare
-from rpc_backend.fabric.pairing import send_paired
+from rpc_backend.fabric.pairing import WATCH_MS, send_paired
 from rpc_backend.fabric.payload_links import PayloadLinks
 from rpc_backend.fabric.peers import Peer, PeerTable, Verdict
 from rpc_backend.fabric.sockets import (
@@ -195,6 +195,8 @@ class WorkerListener(Listener):
 
     def _poll_timeout_ms(self, thread: IoThread) -> int | None:
         waits: list[float] = [0.0] if self._links.have_more else []
+        if self._links.are_waiting:
+            waits.append(WATCH_MS)
         if self._blocked:
             # POLLOUT of a ROUTER says that some peer can be written to, not which: ask again soon.
             waits.append(_RETRY_FAST_MS if self._n_retries < _FAST_RETRIES else _RETRY_SLOW_MS)

@@ -9,13 +9,14 @@ on their way; a receiver holds what comes on the fabric until the payload before
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import zmq
 
-from rpc_backend.errors import LimitError, RemoteProtocolError
+from rpc_backend.errors import ChannelError, LimitError, RemoteProtocolError
 from rpc_backend.fabric.envelope import Envelope, Say, read_envelope
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing
@@ -25,6 +26,8 @@ from rpc_backend.interfaces import PayloadLink, Tally
 BESIDE_FROM_NBYTES = 4096
 TURN_NBYTES = 4 << 20
 MAX_HELD = 65_536
+STALLED_AFTER_TIMEOUTS = 4  # of the heartbeats, which see a dead peer but not a dead device
+WATCH_MS = 1000
 
 Deliver = Callable[[list[memoryview]], None]
 
@@ -58,8 +61,12 @@ class Pairing:
         options: FabricOptions,
         memory: PayloadMemory,
         tallies: Sequence[Tally] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take over a link. `tallies` count what goes over it."""
+        self._clock = clock
+        self._stall_s = STALLED_AFTER_TIMEOUTS * options.heartbeat_timeout_ms / 1000
+        self._moved_s = clock()
         self.is_open = False
         self.is_declined = False  # the other side will not use it: close it
         self._link = link
@@ -75,6 +82,11 @@ class Pairing:
     def is_sending(self) -> bool:
         """Whether a payload is not yet all on its way: nothing else may be sent before."""
         return bool(self._outbound)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a payload is under way: call `advance` now and then even if nothing wakes."""
+        return bool(self._outbound or self._held)
 
     @property
     def is_idle(self) -> bool:
@@ -141,11 +153,17 @@ class Pairing:
             ChannelError: the link is broken.
         """
         self._link.advance()
-        return bool(self._send_some()) | bool(self._receive_some())
+        has_moved = bool(self._send_some()) | bool(self._receive_some())
+        now_s = self._clock()
+        if has_moved or not self.is_waiting:
+            self._moved_s = now_s
+        elif now_s - self._moved_s > self._stall_s:
+            raise ChannelError(f"nothing of a payload moved over the link for {self._stall_s:g} s")
+        return has_moved
 
     def arm(self) -> bool:
         """See `PayloadLink.arm`."""
-        return self._link.arm(bool(self._outbound or self._held))
+        return self._link.arm(self.is_waiting)
 
     def close(self) -> None:
         """Close the link, and let go of all memory."""

@@ -34,6 +34,7 @@ class PayloadLinks:
         self._memory = PayloadMemory()
         self._by_fd: dict[int, Peer] = {}
         self._due: dict[int, Peer] = {}  # those with something to do, by descriptor
+        self._waiting: dict[int, Peer] = {}  # those with a payload under way
         self._registered: set[int] = set()
         self._has_changed = False
 
@@ -41,6 +42,11 @@ class PayloadLinks:
     def have_more(self) -> bool:
         """Whether some link has something to do at once."""
         return bool(self._due)
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether some link must be looked at now and then even if nothing wakes."""
+        return bool(self._waiting)
 
     def have_sent_all(self) -> bool:
         """Whether nothing is under way to any peer, or waits for its link."""
@@ -93,7 +99,7 @@ class PayloadLinks:
         if not self._by_fd:
             return []
         woken = {fd: peer for fd, peer in self._by_fd.items() if fd in ready}
-        return list({**self._due, **woken}.values())
+        return list({**self._due, **woken, **self._waiting}.values())
 
     def advance(self, peer: Peer) -> None:
         """Give a peer's link its turn. Raises as `Pairing.advance`."""
@@ -103,6 +109,10 @@ class PayloadLinks:
         has_more = pairing.advance() or not pairing.arm()
         if peer.pairing is None:
             return  # it was dropped meanwhile
+        if pairing.is_waiting:
+            self._waiting[pairing.fileno()] = peer
+        else:
+            self._waiting.pop(pairing.fileno(), None)
         if has_more:
             self._due[pairing.fileno()] = peer
         else:
@@ -114,6 +124,7 @@ class PayloadLinks:
         if pairing is not None:
             self._by_fd.pop(pairing.fileno(), None)
             self._due.pop(pairing.fileno(), None)
+            self._waiting.pop(pairing.fileno(), None)
             self._has_changed = True
             pairing.close()
 

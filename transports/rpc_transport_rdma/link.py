@@ -52,6 +52,11 @@ class RdmaLink(PayloadLink):
         self._window = Window(0)
         self._chunk_nbytes = CHUNK_NBYTES
         self._open: list[Any] = []  # in the order of creation
+        self._requests: list[Any] = []
+        self._qp: Any = None
+        self._send_queue: Any = None
+        self._receive_queue: Any = None
+        self._channel: Any = None
         self._is_connected = self._is_proven = False
         self._arrived: deque[tuple[int, int]] = deque()  # slot and bytes of chunks that came
         self._offset = 0  # what was read of the first
@@ -160,6 +165,9 @@ class RdmaLink(PayloadLink):
             with suppress(OSError):
                 self._open.pop().close()
         self._arrived.clear()
+        # They keep the memory, and a closed channel may keep the link until the garbage collector comes.
+        self._requests.clear()
+        self._qp = self._send_queue = self._receive_queue = self._channel = None
 
     def _set_up(self) -> None:
         adapter, verbs = self._adapter, self._verbs

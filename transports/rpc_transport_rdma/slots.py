@@ -40,10 +40,10 @@ class Slots:
         # A provider that can only reach memory of its own making offers to make it.
         allocate: Callable[[int], Any] | None = getattr(adapter.verbs, "alloc", None)
         nbytes = n * CHUNK_NBYTES
-        self._memory = mmap.mmap(-1, nbytes) if allocate is None else allocate(nbytes)
+        self._memory: Any = mmap.mmap(-1, nbytes) if allocate is None else allocate(nbytes)
         self._array: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[:nbytes]
         access = AccessFlags.LOCAL_WRITE if receives else AccessFlags.LOCAL_READ
-        self.region = adapter.domain.reg_mr(self._array.ctypes.data, nbytes, int(access))
+        self.region: Any = adapter.domain.reg_mr(self._array.ctypes.data, nbytes, int(access))
 
     def bytes_of(self, index: int) -> NDArray[np.uint8]:
         """Return the memory of a slot."""
@@ -55,9 +55,8 @@ class Slots:
 
     def close(self) -> None:
         """Take the registration back and let go of the memory. Raises OSError as the provider does."""
-        self._array, memory, self._memory = np.empty(0, np.uint8), self._memory, None
         self.region.close()
-        del memory  # not before: the device may use it until then
+        self._array, self._memory, self.region = np.empty(0, np.uint8), None, None
 
 
 def register_slots(adapter: Adapter) -> tuple[Slots, Slots]:

@@ -189,6 +189,24 @@ def test_a_broken_link_is_an_error_and_closing_lets_go(ends):
     assert not ends.pairing.is_sending
 
 
+def test_a_payload_that_stalls_while_the_fabric_lives_breaks_the_link(ends):
+    now = [0.0]
+    pairing = Pairing(ends.link, ends.deliver, OPTIONS, PayloadMemory(), clock=lambda: now[0])
+    pairing.open()
+    limit_s = module.STALLED_AFTER_TIMEOUTS * OPTIONS.heartbeat_timeout_ms / 1000
+    now[0] = 10 * limit_s
+    assert not pairing.advance()  # nothing is expected
+    pairing.arrived([memoryview(Envelope(Say.PAYLOADS, (5000,)).encode()), memoryview(b"head")])
+    assert pairing.is_waiting
+    ends.payload(bytes(100))
+    assert pairing.advance()
+    now[0] += limit_s
+    assert not pairing.advance()
+    now[0] += 1
+    with pytest.raises(ChannelError, match="nothing of a payload moved"):
+        pairing.advance()
+
+
 def test_an_exception_of_the_receiver_is_passed_on(ends):
     def refuse(frames):
         raise RemoteProtocolError("not now")
