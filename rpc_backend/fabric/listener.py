@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import zmq
 
@@ -23,7 +23,7 @@ from rpc_backend.fabric.pairing import WATCH_MS, send_paired
 from rpc_backend.fabric.payload_links import PayloadLinks
 from rpc_backend.fabric.peers import Peer, PeerTable, Verdict
 from rpc_backend.fabric.sockets import (
-    bind_error,
+    bind,
     cut,
     has_message,
     inode_of,
@@ -112,6 +112,7 @@ class WorkerListener(Listener):
         self._links = PayloadLinks(payloads, on_message, options)
         self._blocked: dict[PeerId, Peer] = {}
         self._cuts: list[tuple[float, Peer]] = []
+        self._ending: dict[PeerId, Peer] = {}  # gone; what they sent before is still to be delivered
         self._n_retries = 0
         self._is_closed = False
         self._has_met_rude = False
@@ -158,7 +159,7 @@ class WorkerListener(Listener):
         sock = make_socket(context, zmq.ROUTER, self._options)
         monitor = Monitor(context, sock)
         try:
-            self.bound_endpoints = [_bind(sock, endpoint, address) for endpoint, address in self._addresses]
+            self.bound_endpoints = [bind(sock, endpoint, address) for endpoint, address in self._addresses]
             thread.opened()
             self._serve(thread, sock, monitor)
         finally:
@@ -183,6 +184,8 @@ class WorkerListener(Listener):
                 self._receive(sock, monitor)
             if monitor.socket in ready:
                 self._follow(monitor)
+            if self._ending:
+                self._bury(sock, monitor, is_stopping=thread.stop_deadline is not None)
             self._take_inbox(sock)
             self._retry_blocked(sock)
             self._advance_links(sock, ready)
@@ -194,7 +197,7 @@ class WorkerListener(Listener):
         return not (self._inbox or self._blocked) and self._links.have_sent_all()
 
     def _poll_timeout_ms(self, thread: IoThread) -> int | None:
-        waits: list[float] = [0.0] if self._links.have_more else []
+        waits: list[float] = [0.0] if self._links.have_more or self._ending else []
         if self._links.are_waiting:
             waits.append(WATCH_MS)
         if self._blocked:
@@ -206,8 +209,8 @@ class WorkerListener(Listener):
             waits.append(max(0.0, min(due for due, _ in self._cuts) - time.monotonic()) * 1000 + 1)
         return int(min(waits)) if waits else None
 
-    def _receive(self, sock: zmq.Socket[bytes], monitor: Monitor) -> None:
-        for _ in range(MESSAGES_PER_TURN):
+    def _receive(self, sock: zmq.Socket[bytes], monitor: Monitor, at_most: int = MESSAGES_PER_TURN) -> None:
+        for _ in range(at_most):
             # One more frame than a message of ours has: the identity that a ROUTER puts in front.
             frames = receive(sock, self._options.max_frames + 1)
             if frames is None:
@@ -229,7 +232,7 @@ class WorkerListener(Listener):
     def _sender(self, frames: list[zmq.Frame], monitor: Monitor) -> Peer | None:
         """Return the peer that a message is from, None if it must be dropped."""
         identity = frames[0].bytes
-        known = self._table.peers.get(identity)
+        known = self._table.peers.get(identity) or self._ending.get(identity)
         if known is not None:
             return None if known.is_closing else known
         if not is_from_dealer(frames):
@@ -238,7 +241,7 @@ class WorkerListener(Listener):
         fd = source_fd(frames)
         self._follow(monitor)  # what happened to the descriptor before this message is known then
         verdict, lost = self._table.arrived(identity, fd)
-        self._report_lost(lost)
+        self._lose(lost)
         if verdict is Verdict.LATE:
             return None
         peer = self._table.peers[identity]
@@ -265,13 +268,36 @@ class WorkerListener(Listener):
         """Bring the books up to date with what happened to connections."""
         for event in monitor.events():
             if event.happened is Happened.OPENED:
-                self._report_lost(self._table.opened(event.fd))
+                self._lose(self._table.opened(event.fd))
             elif event.happened is Happened.CLOSED:
-                self._report_lost(self._table.closed(event.fd))
+                self._lose(self._table.closed(event.fd))
 
-    def _report_lost(self, peer: Peer | None) -> None:
-        if peer is None:
-            return
+    def _lose(self, peer: Peer | None) -> None:
+        if peer is not None:
+            self._ending[peer.identity] = peer
+
+    def _bury(self, sock: zmq.Socket[bytes], monitor: Monitor, *, is_stopping: bool) -> None:
+        """Deliver what lost peers had sent before their connections ended, then report their loss.
+
+        The socket gives peers their turns, and holds at most its queue of each.
+        """
+        ending = list(self._ending.values())
+        if not is_stopping:
+            n_peers = len(self._table.peers) + len(ending)
+            self._receive(sock, monitor, (self._options.receive_queue_messages + MESSAGES_PER_TURN) * n_peers)
+        for peer in ending:
+            if self._ending.get(peer.identity) is peer:
+                self._finish_link(peer)
+                self._ending.pop(peer.identity, None)
+                self._report_lost(peer)
+
+    def _finish_link(self, peer: Peer) -> None:
+        try:
+            self._links.finish(peer)
+        except Exception as error:
+            _log.warning("dropping the rest of a lost peer: %s", error, exc_info=not isinstance(error, ChannelError))
+
+    def _report_lost(self, peer: Peer) -> None:
         self._blocked.pop(peer.identity, None)
         peer.queue.clear()
         self._links.drop(peer)
@@ -360,7 +386,7 @@ class WorkerListener(Listener):
             self._close_now(peer.identity)
 
     def _close_now(self, identity: PeerId) -> None:
-        peer = self._table.removed(identity)
+        peer = self._table.removed(identity) or self._ending.pop(identity, None)
         if peer is not None:
             cut(peer.fd, peer.inode)
             self._report_lost(peer)
@@ -369,15 +395,3 @@ class WorkerListener(Listener):
         for peer in self._table.peers.values():
             peer.queue.clear()
         self._blocked.clear()
-
-
-def _bind(sock: zmq.Socket[bytes], endpoint: Endpoint, address: str) -> Endpoint:
-    """Bind and return the endpoint with the port that was picked."""
-    try:
-        sock.bind(address)
-    except zmq.ZMQError as error:
-        raise bind_error(str(endpoint), error) from error
-    if endpoint.path:
-        return endpoint
-    bound = sock.getsockopt_string(zmq.LAST_ENDPOINT)
-    return replace(endpoint, port=int(bound.rpartition(":")[2]))

@@ -161,6 +161,13 @@ class Pairing:
             raise ChannelError(f"nothing of a payload moved over the link for {self._stall_s:g} s")
         return has_moved
 
+    def finish(self) -> None:
+        """The other side has sent all it will: deliver what is there. Raises as `advance`."""
+        is_more = True
+        while is_more:
+            self._link.advance()
+            is_more = bool(self._receive_some()) or not self._link.arm(False)
+
     def arm(self) -> bool:
         """See `PayloadLink.arm`."""
         return self._link.arm(self.is_waiting)

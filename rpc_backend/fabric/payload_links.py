@@ -118,6 +118,11 @@ class PayloadLinks:
         else:
             self._due.pop(pairing.fileno(), None)
 
+    def finish(self, peer: Peer) -> None:
+        """The peer is gone: deliver what had come of it. Raises as `Pairing.finish`."""
+        if peer.pairing is not None:
+            peer.pairing.finish()
+
     def drop(self, peer: Peer) -> None:
         """Close the link of a peer, if it has one."""
         pairing, peer.pairing = peer.pairing, None

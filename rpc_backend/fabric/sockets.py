@@ -9,11 +9,13 @@ import contextlib
 import errno
 import os
 import socket
+from dataclasses import replace
 
 import zmq
 
 from rpc_backend.errors import ChannelError, ConfigError, EndpointError, RpcBackendError
 from rpc_backend.fabric.options import FabricOptions
+from rpc_backend.protocol.endpoint import Endpoint
 
 _NEVER_MS = 24 * 3600 * 1000
 _IN_USE = {errno.EADDRINUSE}
@@ -127,3 +129,15 @@ def cut(fd: int, inode: int) -> None:
             return
         with socket.socket(fileno=copy) as connection:
             connection.shutdown(socket.SHUT_RDWR)
+
+
+def bind(sock: zmq.Socket[bytes], endpoint: Endpoint, address: str) -> Endpoint:
+    """Bind and return the endpoint with the port that was picked."""
+    try:
+        sock.bind(address)
+    except zmq.ZMQError as error:
+        raise bind_error(str(endpoint), error) from error
+    if endpoint.path:
+        return endpoint
+    bound = sock.getsockopt_string(zmq.LAST_ENDPOINT)
+    return replace(endpoint, port=int(bound.rpartition(":")[2]))

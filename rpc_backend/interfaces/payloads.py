@@ -124,7 +124,8 @@ class PayloadLink(ABC):
     def receive_into(self, data: memoryview) -> int:
         """Move received bytes to the front of `data`, as many as are there and fit; return how many.
 
-        What does not fit stays for the next call, however the sender had cut it.
+        What does not fit stays for the next call, however the sender had cut it. What came before a link broke can
+        still be had; until it was, no method says that it is broken, and `send` takes nothing.
 
         Raises:
             ChannelError: the link is broken.

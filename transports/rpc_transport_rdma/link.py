@@ -107,6 +107,8 @@ class RdmaLink(PayloadLink):
     def send(self, data: memoryview) -> int:
         self._check()
         taken = 0
+        if self._broken is not None:
+            return taken
         while taken < data.nbytes and self._free and self._window.may_send:
             nbytes = min(self._chunk_nbytes, data.nbytes - taken)
             slot = self._free.popleft()
@@ -132,7 +134,7 @@ class RdmaLink(PayloadLink):
                 self._offset = 0
                 self._window.consumed()
                 emptied.append(slot)
-        if emptied:
+        if emptied and self._broken is None:
             self._post_receives(emptied)
             self._return_credits()
         return received
@@ -151,6 +153,8 @@ class RdmaLink(PayloadLink):
                 if self._poll():
                     return False
         self._check()
+        if self._broken is not None:
+            return not is_expecting
         with self._foreign(ChannelError, "the link broke"):
             while self._events.poll(0):
                 self._channel.get_cq_event().ack_events(1)
@@ -203,13 +207,27 @@ class RdmaLink(PayloadLink):
     def _poll(self) -> bool:
         """Take completions that are there; return whether there were any: then there may be more."""
         self._check()
+        if self._broken is not None:
+            return False
         try:
-            sent = self._drain(self._send_queue, self._on_sent)
             received = self._drain(self._receive_queue, self._on_received)
+            sent = self._drain(self._send_queue, self._on_sent)
+            self._return_credits()
         except OSError as error:
             raise self._break(str(error)) from error
-        self._return_credits()
+        except ChannelError:
+            self._take_rest()
+            self._check()
+            return False
         return sent or received
+
+    def _take_rest(self) -> None:
+        """The link broke: what had come before can still be read, as when the other side sent its last and closed."""
+        with suppress(OSError):
+            while completions := self._receive_queue.poll(_POLL_AT_ONCE):
+                for completion in completions:
+                    if completion.status == WCStatus.SUCCESS and completion.byte_len:
+                        self._arrived.append((completion.wr_id, completion.byte_len))
 
     def _drain(self, queue: Any, take: Callable[[Any], None]) -> bool:
         completions = queue.poll(_POLL_AT_ONCE)
@@ -266,7 +284,8 @@ class RdmaLink(PayloadLink):
             raise self._break(str(error)) from error
 
     def _check(self) -> None:
-        if self._broken is not None:
+        """Raise what broke the link, once all that came before is read."""
+        if self._broken is not None and not self._arrived:
             raise ChannelError(self._broken.message)
 
     def _break(self, reason: str) -> ChannelError:

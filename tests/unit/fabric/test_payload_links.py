@@ -144,3 +144,24 @@ def test_one_link_for_each_peer_and_so_many_in_all(hub, monkeypatch):
     monkeypatch.setattr(module, "MAX_LINKS", 1)
     (answer,) = hub.links.accept(Peer(b"late", 2), [LinkOffer("memory", link.offer)])
     assert "1 links already" in answer.refusal
+
+
+def test_what_had_come_of_a_peer_that_is_gone_is_delivered(hub):
+    peer, link = hub.join()
+    hub.say(peer, Envelope(Say.READY).encode())
+    hub.turns()
+    for number in range(3):
+        hub.say(peer, Envelope(Say.PAYLOADS, (5000,)).encode(), b"%d" % number)
+        assert link.send(memoryview(bytes(5000))) == 5000
+    assert hub.came == []
+    hub.links.finish(peer)
+    assert [bytes(frames[0]) for _, frames in hub.came] == [b"0", b"1", b"2"]
+    hub.links.drop(peer)
+    hub.links.finish(peer)
+
+
+def test_a_broken_link_of_a_peer_that_is_gone_says_so(hub):
+    peer, _ = hub.join()
+    hub.here.links[0].broken = "the device is gone"
+    with pytest.raises(ChannelError, match="device is gone"):
+        hub.links.finish(peer)

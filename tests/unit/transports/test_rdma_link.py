@@ -353,6 +353,23 @@ def test_a_completion_with_an_error_breaks_the_link_for_good_and_names_it(world,
     assert link.is_idle
 
 
+def test_what_came_before_the_link_broke_can_still_be_read_and_then_it_is_broken(world, link):
+    link.send(memoryview(b"x"))
+    world.bring(link, b"last ")
+    world.bring(link, b"words")
+    world.complete(0, WCStatus.RETRY_EXC_ERR)
+    link.advance()
+    assert link.send(memoryview(b"more")) == 0
+    assert (link.arm(True), link.arm(False)) == (False, True)
+    posted = list(world.posted)
+    assert read(link, 7) == b"last wo"
+    assert read(link, 7) == b"rds"
+    assert world.posted == posted, "nothing is posted on a broken link"
+    for later in (link.advance, lambda: link.send(memoryview(b"x")), lambda: link.arm(False)):
+        with pytest.raises(ChannelError, match="RETRY_EXC_ERR"):
+            later()
+
+
 def test_an_error_of_the_device_breaks_the_link(world, link):
     world.fail_with = VerbsError(errno.ENOMEM, "the queue is full")
     with pytest.raises(ChannelError, match="queue is full"):
