@@ -1,21 +1,25 @@
-"""Runs cases of the backend suite on ggml's own CPU kernels and compares the reference backend with them.
+"""Runs the cases of the backend suite on ggml's own CPU kernels and compares the reference backend with them.
 
 Belongs here: ggml's tensors as ctypes records, and one verdict per case. Must not be here: which cases there are, or
-limits (`rpc_backend.testing.backend_suite`).
+limits (tests/interop/test_ops.py).
 
-Usage: python tools/ggml_ops.py LIBRARY_FOLDER FIRST
-Prints one JSON line per case from number FIRST on, before it runs ("started") and after ("error"). Where ggml does not
-take a case it aborts the process: whoever reads starts anew behind it.
+Usage: python tools/ggml_ops.py LIBRARY_FOLDER
+Prints one JSON line per case: its id, and the error in the unit of its measure, or why there is none. A process of
+its own runs them, since ggml ends it where it does not take a case; another goes on behind that one.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import mmap
+import os
+import resource
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,6 +33,7 @@ _CONTEXT_NBYTES = 256 << 20
 _GRAPH_NODES = 256
 _FLAG_COMPUTE = 16
 _ROUND = 1
+_CASE_LIMIT_S = 30
 
 
 class GgmlTensor(ctypes.Structure):
@@ -38,8 +43,8 @@ class GgmlTensor(ctypes.Structure):
 GgmlTensor._fields_ = [
     ("type", ctypes.c_int32), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
     ("op", ctypes.c_int32), ("op_params", ctypes.c_byte * 64), ("flags", ctypes.c_int32), ("src", ctypes.c_void_p * 10),
-    ("view_src", ctypes.c_void_p), ("view_offs", ctypes.c_size_t), ("data", ctypes.c_void_p), ("name", ctypes.c_char * 64),
-    ("extra", ctypes.c_void_p), ("padding", ctypes.c_byte * 8),
+    ("view_src", ctypes.c_void_p), ("view_offs", ctypes.c_size_t), ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * 64), ("extra", ctypes.c_void_p), ("padding", ctypes.c_byte * 8),
 ]  # fmt: skip
 
 
@@ -74,12 +79,41 @@ def _typed(function: Any, result: Any, *arguments: Any) -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all cases from a number on; return the exit status."""
-    ggml, first = Ggml(Path(arguments[0])), int(arguments[1])
-    for number, case in enumerate(cases()[first:], first):
-        _say(number=number, id=case.id, state="started")
-        _say(number=number, id=case.id, state="done", **compare(ggml, case))
+    """Run all cases; return the exit status."""
+    ggml, listed = Ggml(Path(arguments[0])), cases()
+    at = mmap.mmap(-1, 8)  # the number of the case under way, shared with the process that runs it
+    while _number(at) < len(listed):
+        sys.stdout.flush()
+        process = os.fork()
+        if not process:
+            _run_rest(ggml, listed, at)
+        _, status = os.waitpid(process, 0)
+        if os.WIFSIGNALED(status):
+            _say(id=listed[_number(at)].id, refused=f"signal {os.WTERMSIG(status)}")
+            _advance(at)
     return 0
+
+
+def _number(at: mmap.mmap) -> int:
+    return int.from_bytes(at[:8], "little")
+
+
+def _advance(at: mmap.mmap) -> None:
+    at[:8] = (_number(at) + 1).to_bytes(8, "little")
+
+
+def _run_rest(ggml: Ggml, listed: Sequence[Case], at: mmap.mmap) -> NoReturn:
+    """Say what came of each case from the one under way on, and end this process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while _number(at) < len(listed):
+        case = listed[_number(at)]
+        signal.alarm(_CASE_LIMIT_S)
+        try:
+            _say(**compare(ggml, case))
+        except Exception as error:
+            _say(id=case.id, failed=f"{type(error).__name__}: {error}")
+        _advance(at)
+    os._exit(0)
 
 
 def _say(**fields: Any) -> None:
@@ -98,7 +132,8 @@ def compare(ggml: Ggml, case: Case) -> dict[str, Any]:
             source = numbers(right.output.sources[0].type, right.cells_of(right.output.sources[0]))
     ours, output = _run(ggml, case)
     measure = "nmse" if case.measure == "relative" else case.measure
-    return {"error": difference(measure, output.type, ours, expected, source), "measure": measure}
+    error = difference(measure, output.type, ours, expected, source)
+    return {"id": case.id, "op": case.op, "error": error, "measure": measure, "tolerance": case.tolerance}
 
 
 def _run(ggml: Ggml, case: Case) -> tuple[Any, Tensor]:
@@ -118,7 +153,7 @@ def _run(ggml: Ggml, case: Case) -> tuple[Any, Tensor]:
     made = ggml.new_graph(context, _GRAPH_NODES, False)
     for node in graph.nodes:
         ggml.add_node(made, ctypes.addressof(records[node]))
-    status = ggml.compute(context, made, 2)
+    status = ggml.compute(context, made, 1)
     ggml.free(context)
     if status:
         raise RuntimeError(f"ggml answered {status}")

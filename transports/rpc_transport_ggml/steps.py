@@ -1,16 +1,17 @@
-"""The steps of one client: small writes and the graph that follows them, as one task of the worker.
+"""The steps of one client: small writes, the graph that follows them, and the read after it, as one task of the worker.
 
 Belongs here: what is held back until the graph comes, and which task stands for it. Must not be here: the
 translation of graphs (`translate`).
 
-llama.cpp sends the same few inputs and the same graph again for every token. One message for all of them is a
-fraction of the work that one each would be. Nobody else can see what is held back: all other commands of the client
-come after it.
+llama.cpp sends the same few inputs, the same graph and the same read again for every token. One message for all of
+them is a fraction of the work that one each would be. Nobody else can see what is held back: all other commands of the
+client come after it. A read is part of a step from the second time on that it follows the same graph.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import xxhash
@@ -22,9 +23,10 @@ from rpc_transport_ggml.wire import decode_graph, graph_device
 from rpc_transport_ggml.worker_session import WorkerSession
 
 MAX_HELD_NBYTES = 1 << 18
+MAX_READ_NBYTES = 1 << 20
 _MAX_HELD = 64
 _MAX_KNOWN = 256
-_MAX_VARIANTS = 2
+_MAX_VARIANTS = 3
 _NOTHING = b""
 """Stands for the digest of a graph that computes nothing."""
 
@@ -37,18 +39,36 @@ class HeldWrite(NamedTuple):
     data: memoryview
 
 
+class Read(NamedTuple):
+    """A read of a whole tensor; `raw` and `record` as of a write."""
+
+    raw: bytes
+    record: Record
+    device: int
+
+
 class _Graph(NamedTuple):
     raw: memoryview
     key: bytes
 
 
-_Variant = tuple[bytes, ...]
+@dataclass(slots=True)
+class _Known:
+    """The tasks of one graph after the same writes: their digests by what they read, and the read that is expected."""
+
+    digests: dict[bytes, bytes] = field(default_factory=dict)
+    read: Read | None = None
+
+
+_Variants = dict[tuple[bytes, ...], _Known]
 
 
 class _Running(NamedTuple):
     device: int
     graph: _Graph
-    request: records.Submit
+    known: _Known
+    read: Read | None
+    digest: bytes
     writes: list[HeldWrite]
     sequence: int
 
@@ -67,7 +87,7 @@ class Steps:
         self._held_device = 0
         self._running: _Running | None = None
         self._last: dict[int, _Graph] = {}
-        self._digests: OrderedDict[bytes, dict[_Variant, bytes]] = OrderedDict()
+        self._variants: OrderedDict[bytes, _Variants] = OrderedDict()
 
     def hold(self, device: int, write: HeldWrite) -> None:
         """Keep a write until a graph or another command comes."""
@@ -88,13 +108,18 @@ class Steps:
 
     def settle(self) -> bool:
         """Wait until the graph that was sent has run; True if it began only now, because the worker had dropped it."""
-        running, self._running = self._running, None
-        if running is None or self._session.wait(running.sequence, commands.SUBMIT).body.result:
-            return False
-        device, graph, request, writes, _ = running
-        whole = records.Submit(request.digest, self._task(graph, writes), [], [], resume=True)
-        self._session.wait(self._submit(device, whole, writes), commands.SUBMIT)
-        return True
+        return self._end_step()[0]
+
+    def take_read(self, read: Read) -> memoryview | None:
+        """Return what the step that runs reads, if it is this; else note it for the next such step."""
+        running = self._running
+        if running is None or self._held or read.device != running.device:
+            return None
+        if running.read is not None and running.read.raw == read.raw:
+            return self._end_step()[1]
+        if len(running.known.digests) <= _MAX_VARIANTS:
+            running.known.read = read
+        return None
 
     def finish(self) -> None:
         """Send what is held back, and wait until all that was sent has run."""
@@ -120,45 +145,60 @@ class Steps:
     def forget_graphs(self) -> None:
         """Let nothing be repeated until it comes again."""
         self._last.clear()
+        self._variants.clear()
 
     def _run(self, device: int, graph: _Graph) -> None:
         self.settle()
-        known = self._known(graph)
-        variant = tuple(write.raw for write in self._held)
-        is_one_too_many = variant not in known and len(known) > _MAX_VARIANTS
-        if self._held and (device != self._held_device or is_one_too_many or known.get(()) is _NOTHING):
+        variants = self._variants_of(graph)
+        key = tuple(write.raw for write in self._held)
+        is_one_too_many = key not in variants and len(variants) >= _MAX_VARIANTS
+        if self._held and (device != self._held_device or is_one_too_many):
             self.flush()
-            variant = ()
-        digest = known.get(variant)
-        if digest is _NOTHING:
-            return
+            key = ()
+        known = variants.setdefault(key, _Known())
+        read = known.read
+        digest = known.digests.get(read.raw if read else b"")
         task: Record = []
         if digest is None:
-            task = self._task(graph, self._held)
-            if not task[0][1]:
-                known[()] = _NOTHING
-                self.flush()
-                return
-            digest = known[variant] = graph_digest(task)
+            task = self._task(graph, self._held, read)
+            digest = graph_digest(task) if task[0][1] else _NOTHING
+            known.digests[read.raw if read else b""] = digest
+        if digest == _NOTHING:
+            self.flush()
+            return
         writes = self._take_held()
-        request = records.Submit(digest, task, [], [], resume=bool(task))
-        self._running = _Running(device, graph, request, writes, self._submit(device, request, writes))
+        sequence = self._submit(device, records.Submit(digest, task, [], [], resume=bool(task)), writes)
+        self._running = _Running(device, graph, known, read, digest, writes, sequence)
+
+    def _end_step(self) -> tuple[bool, memoryview | None]:
+        """Return what `settle` does, and what the step read."""
+        running, self._running = self._running, None
+        if running is None:
+            return False, None
+        answer = self._session.wait(running.sequence, commands.SUBMIT)
+        if answer.body.result:
+            return False, answer.payload
+        task = self._task(running.graph, running.writes, running.read)
+        whole = records.Submit(running.digest, task, [], [], resume=True)
+        answer = self._session.wait(self._submit(running.device, whole, running.writes), commands.SUBMIT)
+        return True, answer.payload
 
     def _submit(self, device: int, request: records.Submit, writes: list[HeldWrite]) -> int:
         payload = memoryview(b"".join(write.data for write in writes))
         return self._session.begin(commands.SUBMIT, request, stream=device, payload=payload)
 
-    def _task(self, graph: _Graph, writes: list[HeldWrite]) -> Record:
-        return [graph_record(decode_graph(graph.raw), self._places), [write.record for write in writes], [], [], []]
+    def _task(self, graph: _Graph, writes: list[HeldWrite], read: Read | None) -> Record:
+        record = graph_record(decode_graph(graph.raw), self._places)
+        return [record, [write.record for write in writes], [read.record] if read else [], [], []]
 
-    def _known(self, graph: _Graph) -> dict[_Variant, bytes]:
-        """Return the digests of the tasks that a graph is part of, by the writes before it."""
-        known = self._digests.get(graph.key)
-        if known is None:
-            known = self._digests[graph.key] = {}
-            if len(self._digests) > _MAX_KNOWN:
-                self._digests.popitem(last=False)
-        return known
+    def _variants_of(self, graph: _Graph) -> _Variants:
+        """Return the tasks that a graph is part of, by the writes before it."""
+        variants = self._variants.get(graph.key)
+        if variants is None:
+            variants = self._variants[graph.key] = {}
+            if len(self._variants) > _MAX_KNOWN:
+                self._variants.popitem(last=False)
+        return variants
 
     def _take_held(self) -> list[HeldWrite]:
         held, self._held, self._held_nbytes = self._held, [], 0

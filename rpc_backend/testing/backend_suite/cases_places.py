@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from rpc_backend.graph import Tensor, Triangle, build
 from rpc_backend.graph.element_types import F16, F32, I32
-from rpc_backend.testing.backend_suite.case import Build, Case, case_id
-from rpc_backend.testing.backend_suite.leaves import Layout, Leaves
+from rpc_backend.testing.backend_suite.case import Build, Case, case_id, extents
+from rpc_backend.testing.backend_suite.leaves import Extents, Layout, Leaves
 
 _LAYOUTS: tuple[Layout, ...] = ("packed", "padded", "permuted", "transposed")
 
@@ -35,7 +35,8 @@ def cases() -> Iterator[Case]:
             case_id("TIMESTEP_EMBEDDING", f"dim{dim}"), "TIMESTEP_EMBEDDING",
             lambda leaves, dim=dim: build.timestep_embedding(leaves.tensor(F32, (5, 1, 1, 1), between=(0, 999)), dim),
         )  # fmt: skip
-    yield _exact("COUNT_EQUAL", ("I32",), _count_equal)
+    for ne in ((40, 5, 1, 1), (40, 5, 2, 1)):
+        yield _exact("COUNT_EQUAL", ("I32", extents(*ne)), lambda leaves, ne=ne: _count_equal(leaves, ne))
 
 
 def _exact(op: str, parts: tuple[object, ...], make: Build) -> Case:
@@ -77,6 +78,6 @@ def _cases_of_layout(layout: Layout) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def _count_equal(leaves: Leaves) -> Tensor:
-    a, b = (leaves.tensor(I32, (40, 5, 2, 1), between=(0, 3)) for _ in range(2))
+def _count_equal(leaves: Leaves, ne: Extents) -> Tensor:
+    a, b = (leaves.tensor(I32, ne, between=(0, 3)) for _ in range(2))
     return build.count_equal(a, b)

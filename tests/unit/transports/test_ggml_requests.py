@@ -201,7 +201,9 @@ def test_graphs_run_and_run_again(worker, peer):
         assert np.frombuffer(peer.read(total, 32), np.float32).tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
     assert calls(worker, "SUBMIT") == 3
     assert calls(worker, "SET_TENSOR") == 0
-    assert len(worker.service.state.sessions.all()[0].streams[0].tasks) == 2  # with both inputs written, and with one
+    assert (
+        len(worker.service.state.sessions.all()[0].streams[0].tasks) == 3
+    )  # both inputs written; one; one, with the read
 
 
 def test_a_graph_that_the_worker_dropped_is_sent_again(worker, peer):
@@ -220,6 +222,42 @@ def test_a_graph_that_the_worker_dropped_is_sent_again(worker, peer):
     assert peer.n_failures == 0
 
 
+def test_a_read_that_follows_every_time_comes_with_the_step(worker, peer):
+    handle, base = peer.alloc(128)
+    a, b = row(1, handle, base), row(2, handle, base + 64)
+    node = row(3, handle, base + 32, op="ADD", sources=(1, 1))
+    peer.compute(node, tensors=(a,))
+    for n in range(5):
+        peer.write(a, np.full(8, n, np.float32).tobytes())
+        peer.call(Code.GRAPH_RECOMPUTE, bytes(4))
+        assert np.frombuffer(peer.read(node, 32), np.float32).tolist() == [2 * n] * 8
+    assert calls(worker, "GET_TENSOR") == 1
+    peer.write(a, np.full(8, 9, np.float32).tobytes())
+    peer.call(Code.GRAPH_RECOMPUTE, bytes(4))
+    peer.write(b, bytes(32))  # what is written after the step is not what the step read
+    assert np.frombuffer(peer.read(node, 32), np.float32).tolist() == [18] * 8
+    for other in (a, node, b, a, node, row(4, handle, base + 96)) * 3:
+        peer.write(a, np.full(8, 7, np.float32).tobytes())
+        peer.call(Code.GRAPH_RECOMPUTE, bytes(4))
+        wanted = {1: 7, 3: 14}.get(other.id, 0)
+        assert np.frombuffer(peer.read(other, 32), np.float32).tolist() == [wanted] * 8
+        assert peer.read(node, 8, 4) == np.full(2, 14, np.float32).tobytes()
+    assert len(worker.service.state.sessions.all()[0].streams[0].tasks) <= 8
+    assert peer.n_failures == 0
+
+
+def test_a_step_with_a_read_that_the_worker_dropped(worker, peer):
+    handle, base = peer.alloc(128)
+    a, node = row(1, handle, base), row(3, handle, base + 32, op="ADD", sources=(1, 1))
+    peer.compute(node, tensors=(a,))
+    for n in range(4):
+        worker.service.state.sessions.all()[0].streams[0].tasks.clear()
+        peer.write(a, np.full(8, n, np.float32).tobytes())
+        peer.call(Code.GRAPH_RECOMPUTE, bytes(4))
+        assert np.frombuffer(peer.read(node, 32), np.float32).tolist() == [2 * n] * 8
+    assert peer.n_failures == 0
+
+
 def test_writes_before_ever_other_graphs_are_sent_by_themselves(worker, peer):
     handle, base = peer.alloc(1024)
     inputs = [row(n, handle, base + 32 * n) for n in range(1, 9)]
@@ -229,7 +267,7 @@ def test_writes_before_ever_other_graphs_are_sent_by_themselves(worker, peer):
             peer.write(record, np.full(8, count, np.float32).tobytes())
         peer.compute(node, tensors=(inputs[0], inputs[1]))
         assert np.frombuffer(peer.read(node, 32), np.float32)[0] == (2 * count if count > 1 else 1)
-    assert len(worker.service.state.sessions.all()[0].streams[0].tasks) <= 4
+    assert len(worker.service.state.sessions.all()[0].streams[0].tasks) <= 5
     assert calls(worker, "SET_TENSOR") > 0
     assert peer.n_failures == 0
 
