@@ -22,6 +22,7 @@ from rpc_backend.plugin_api import Graph, Tensor
 from rpc_backend_numba.arguments import Code, Operand, Private, Row
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.formats import TILE_ROWS
+from rpc_backend_numba.large_pages import make_large_pages
 from rpc_backend_numba.library import KernelLibrary
 from rpc_backend_numba.table import Table
 from rpc_backend_numba.threads import ComputeThreads
@@ -59,7 +60,7 @@ class Uses:
         if not isinstance(buffer, WeightsBuffer):
             return
         region = Region.of(tensor)
-        if region is not None and first_source_of == "MUL_MAT":
+        if region is not None and first_source_of in ("MUL_MAT", "MUL_MAT_ID"):
             self.matrices.append((buffer, region))
         elif region is not None and region.n_matrices == 1 and first_source_of == "GET_ROWS":
             self.tables.append((buffer, region))
@@ -103,6 +104,8 @@ class Arranger:
                 regions = [region for holder, region in found if holder is buffer]
                 self._move("interleave", [(region, _moves_in_place(buffer, region)) for region in regions])
                 buffer.interleaved |= set(regions)
+            start, end = min(region.offset for region in regions), max(region.end for region in regions)
+            make_large_pages(buffer.bytes, start, end)
         nbytes = sum(region.end - region.offset for _, region in found)
         _log.debug("interleaved %d tensors, %d bytes, in %.3f s", len(found), nbytes, time.monotonic() - started)
 

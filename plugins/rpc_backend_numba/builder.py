@@ -71,19 +71,23 @@ class PlanBuilder:
         nbytes: int,
         sources: Sequence[Tensor | None],
         params: Callable[[Shared], Sequence[Param]],
+        *,
+        shared: Sequence[Shared] = (),
     ) -> Shared:
         """Return a shared block that `kernel` fills from `sources`; one call is enough while they are unchanged.
 
-        The kernel sees the sources as tensors 1, 2, …; `params` gives its parameters for the block.
+        The kernel sees the sources as tensors 1, 2, …; `params` gives its parameters for the block. It may read
+        other `shared` blocks too.
         """
         tensors = [tensor for tensor in sources if tensor is not None]
-        full_key = (kernel, key, *((host_address(tensor), tensor.ne, tensor.nb) for tensor in tensors))
+        full_key = (kernel, key, *shared, *((host_address(tensor), tensor.ne, tensor.nb) for tensor in tensors))
         found = self._prepared.get(full_key)
         if found is not None:
             return found[0]
         block = self.block(nbytes)
         operands = [None, *(Operand.of(tensor) if tensor else None for tensor in sources)]
         reads = [span_of(tensor) for tensor in tensors]
+        reads += [Span(other, self.block_nbytes[other.block]) for other in shared]
         self.add(Row(kernel, self._node, operands, params(block), reads, [Span(block, nbytes)]))
         self._prepared[full_key] = (block, reads)
         return block

@@ -1,6 +1,7 @@
 """Compiled kernels on disk.
 
-Belongs here: where object files are kept, and that a damaged one is never used. Must not be here: compiling.
+Belongs here: where object files are kept, that a damaged one is never used, and whose turn it is to make one. Must not
+be here: compiling.
 
 A folder's name holds a digest of all that its kernels depend on: this package's sources, numba and llvmlite,
 and the CPU. A change of any makes a new folder, so that no stale kernel is ever loaded.
@@ -12,13 +13,26 @@ import hashlib
 import json
 import logging
 import os
+import re
+import shutil
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import BinaryIO
 
 from rpc_backend_numba.targets import Target, cpu_name, machine_features
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
 _log = logging.getLogger(__name__)
+_LOOK_S = 0.05
+_FOLDER = re.compile(r"-[0-9a-f]{20}$")
 _DIGEST_NBYTES = 16
 
 
@@ -50,11 +64,43 @@ class KernelCache:
             return
         body = symbol.encode() + b"\0" + object_file
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.folder)
             _replace(self._path(name), _digest(body) + body)
         except OSError as error:
             _log.warning("compiled kernels cannot be kept in %s: %s", self.folder, error)
             self.folder = None
+
+    def has(self, name: str) -> bool:
+        """Whether there is a good file of a kernel."""
+        return self.read(name) is not None
+
+    @contextmanager
+    def turn(self, name: str, wait_s: float) -> Iterator[bool]:
+        """Yield whether this process may compile a kernel: no other one is at it, or was for all of `wait_s`.
+
+        A process that ends gives up its turns, however it ends. Without a folder, or where files cannot be locked,
+        there is nothing to wait for.
+        """
+        file = self._lock_file(name)
+        if file is None:
+            yield True
+            return
+        with file:
+            is_mine = _lock(file.fileno(), wait_s)
+            try:
+                yield is_mine
+            finally:
+                if is_mine:
+                    Path(file.name).unlink(missing_ok=True)  # whoever waits for it finds the kernel
+
+    def _lock_file(self, name: str) -> BinaryIO | None:
+        if self.folder is None or fcntl is None:
+            return None
+        try:
+            _make_folder(self.folder)
+            return open(self.folder / f".turn-{name}", "wb")
+        except OSError:
+            return None
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None
@@ -66,6 +112,45 @@ def cache_folder(root: Path, target: Target, package: Path = Path(__file__).pare
     facts = [_sources_digest(package), _version("numba"), _version("llvmlite"), cpu_name(), machine_features(target)]
     key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
     return root / "numba-kernels" / f"{cpu_name()}-{target.name}-{key}"
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder if it is missing, and then prune those beside it. Raises OSError."""
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        prune(folder)
+
+
+def prune(folder: Path, keep: int = 6) -> None:
+    """Remove all but the newest `keep` folders beside `folder`, which are those of other versions, CPUs and targets.
+
+    A process that still uses one compiles again what it has not loaded yet.
+    """
+    others = [path for path in folder.parent.iterdir() if path != folder and _FOLDER.search(path.name)]
+    for path in sorted(others, key=_changed, reverse=True)[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0
+
+
+def _lock(handle: int, wait_s: float) -> bool:
+    """Lock a file within `wait_s`; return whether it is."""
+    assert fcntl is not None
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        else:
+            return True
 
 
 def _replace(path: Path, data: bytes) -> None:

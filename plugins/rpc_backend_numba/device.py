@@ -74,6 +74,15 @@ class NumbaDevice(HostDevice):
         _log.debug("%d nodes are %d rows, planned in %.3f s", len(graph.nodes), len(builder.rows), _since(started))
         return table
 
+    def warm(self) -> str:
+        if self._library.folder is None:
+            return f"{self.info.name}: kernels cannot be kept, so there is nothing to compile ahead"
+        from rpc_backend_numba.warm import warm
+
+        done = warm(self._library.target.name, self._library.folder)
+        what = f"{done.n_kernels} kernels for {self.info.description}"
+        return f"{self.info.name}: {what}, compiled {done.n_compiled} of them in {done.seconds:.1f} s"
+
     def close(self) -> None:
         self._threads.close()
 

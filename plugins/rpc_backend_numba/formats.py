@@ -18,7 +18,7 @@ GROUP = 32
 class Format:
     """A weight is `scale * (q - zero_point) + minimum`, q being a byte.
 
-    `fields` is what a block is made of, in order: how many words of 2 or 4 bytes. One scale (and minimum, if
+    `fields` is what a block is made of, in order: how many words of 1, 2 or 4 bytes. One scale (and minimum, if
     `has_minimum`) holds for `scale_span` weights, 32 or 16. `zero_point` is a power of two or 0.
     """
 
@@ -48,6 +48,8 @@ FORMATS = {
         Format("Q5_1", 32, ((2, 2), (5, 4)), 0, has_minimum=True),
         Format("Q8_0", 32, ((1, 2), (8, 4)), 128),
         Format("IQ4_NL", 32, ((1, 2), (4, 4)), 128),
+        Format("MXFP4", 32, ((1, 1), (4, 4)), 128),
+        Format("IQ4_XS", 256, ((2, 2), (33, 4)), 128),
         Format("Q2_K", 256, ((20, 4), (2, 2)), 0, 16, has_minimum=True),
         Format("Q3_K", 256, ((27, 4), (1, 2)), 4, 16),
         Format("Q4_K", 256, ((2, 2), (35, 4)), 0, has_minimum=True),
@@ -57,6 +59,9 @@ FORMATS = {
 }
 
 IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers, so that they are whole: the scale is halved."""
 
 TILE_ROWS = 16
 """Rows of weights that are interleaved: word w of row r of their blocks lies at 16 times the offset of w, plus r words.
@@ -70,9 +75,27 @@ UNIT_COLUMNS = 4
 SPARE_NBYTES = 2048
 """Working memory of a product: a tile of 16 columns, or the scales and minimums of a block of interleaved rows."""
 
-# Activations of one group and column: 32 signed bytes, then int32: minus their sum, and minus the sums of the first and
-# the last 16; then float32: their scale, and the sums scaled: of all, of the first 16, of the last.
+STATE_ROWS = 16
+"""Rows of a state that a thread keeps at a time while all tokens pass by."""
+
+RESULT_COLUMNS = 192
+"""Columns of results that a product with chosen matrices keeps in working memory, at most."""
+
+# Activations of one group and column: 32 signed bytes, then int32: -8 times their sum, -32 times the sums of the first
+# and the last 16; then float32: their scale, and the sums scaled: of all, of the first 16, of the last; then int32:
+# -128 times their sum.
 INPUT_NBYTES = 64
-INPUT_MINUS_SUMS = 32
+INPUT_MINUS_8_SUM, INPUT_MINUS_32_SUMS, INPUT_MINUS_128_SUM = 32, 36, 60
 INPUT_SCALE = 44
 INPUT_SCALED_SUMS = 48
+
+
+def zero_point_of_inputs(form: Format, span: int) -> tuple[int, int]:
+    """Return where the inputs hold minus the zero point times the sum of a span, and the bits to shift it left.
+
+    Most formats need no shift; below 0 it is one to the right.
+    """
+    bits = form.zero_point.bit_length() - 1
+    if form.scale_span < GROUP:
+        return INPUT_MINUS_32_SUMS + 4 * span, bits - 5
+    return (INPUT_MINUS_128_SUM, 0) if bits == 7 else (INPUT_MINUS_8_SUM, bits - 3)

@@ -10,14 +10,20 @@ import logging
 import time
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rpc_backend_numba.cache import KernelCache
 from rpc_backend_numba.code import CodeLoader
 from rpc_backend_numba.targets import Target
 
+if TYPE_CHECKING:
+    from rpc_backend_numba.simd.layer import Layer
+
 _log = logging.getLogger(__name__)
+_WAIT_S = 60.0
+"""How long to wait for another process that compiles the same kernel."""
 
 
 class KernelSource(NamedTuple):
@@ -36,6 +42,11 @@ KERNELS: dict[str, KernelSource] = {
     "inputs_float_tile": KernelSource("product_inputs", "make_inputs_float_tile"),
     "product_rows": KernelSource("product", "make_product_rows"),
     "product_tiles": KernelSource("product", "make_product_tiles"),
+    "expert_groups": KernelSource("experts", "make_groups"),
+    "expert_units": KernelSource("experts", "make_units"),
+    "expert_tiles": KernelSource("experts", "make_expert_tiles"),
+    "expert_rows": KernelSource("experts", "make_expert_rows"),
+    "add_id": KernelSource("experts", "make_add_id"),
     "rows": KernelSource("product_rows", "make_rows", 9),
     "float_rows": KernelSource("product_rows", "make_float_rows", 9),
     "panel": KernelSource("product_panels", "make_panel", 6),
@@ -55,13 +66,28 @@ KERNELS: dict[str, KernelSource] = {
     "binary": KernelSource("elementwise", "make_binary"),
     "scale": KernelSource("elementwise", "make_scale"),
     "unary": KernelSource("elementwise", "make_unary"),
+    "function": KernelSource("elementwise", "make_function"),
+    "wave": KernelSource("elementwise", "make_wave"),
     "log": KernelSource("elementwise", "make_log"),
     "clamp": KernelSource("elementwise", "make_clamp"),
     "glu": KernelSource("elementwise", "make_glu"),
     "rms_norm": KernelSource("reductions", "make_rms_norm"),
     "sum_rows": KernelSource("reductions", "make_sum_rows"),
     "soft_max": KernelSource("reductions", "make_soft_max"),
+    "norm": KernelSource("norms", "make_norm"),
+    "group_norm": KernelSource("norms", "make_group_norm"),
+    "total": KernelSource("sums", "make_total"),
     "cumsum": KernelSource("sums", "make_cumsum"),
+    "ssm_conv": KernelSource("states", "make_ssm_conv"),
+    "gated_delta_net": KernelSource("states", "make_gated_delta_net"),
+    "gated_linear_attn": KernelSource("states", "make_gated_linear_attn"),
+    "solve_tri": KernelSource("states", "make_solve_tri"),
+    "fill": KernelSource("places", "make_fill"),
+    "band": KernelSource("places", "make_band"),
+    "wrap": KernelSource("places", "make_wrap"),
+    "timestep": KernelSource("places", "make_timestep"),
+    "count_equal": KernelSource("places", "make_count_equal"),
+    "out_prod": KernelSource("places", "make_out_prod"),
     "argmax": KernelSource("selection", "make_argmax"),
     "top_k": KernelSource("selection", "make_top_k"),
     "argsort": KernelSource("sorting", "make_argsort"),
@@ -82,14 +108,26 @@ class KernelLibrary:
         self._addresses: dict[str, int] = {}
         self._lock = Lock()
 
+    @property
+    def folder(self) -> Path | None:
+        """Where compiled kernels are kept; None: nowhere."""
+        return self._cache.folder
+
     def addresses(self, names: Iterable[str]) -> dict[str, int]:
         """Return the addresses of kernels; those not yet compiled for this CPU are compiled now."""
         with self._lock:
             wanted = sorted(set(names))
             missing = [name for name in wanted if name not in self._addresses and not self._load(name)]
             if missing:
-                self._compile(missing)
+                self._compile_all(missing)
             return {name: self._addresses[name] for name in wanted}
+
+    def compile_missing(self, names: Iterable[str]) -> None:
+        """Compile kernels, in this order, that the cache lacks."""
+        with self._lock:
+            missing = [name for name in names if name not in self._addresses and not self._cache.has(name)]
+            if missing:
+                self._compile_all(missing)
 
     def _load(self, name: str) -> bool:
         found = self._cache.read(name)
@@ -97,19 +135,33 @@ class KernelLibrary:
             self._addresses[name] = self._loader.load(*found)
         return found is not None
 
-    def _compile(self, names: list[str]) -> None:
-        from rpc_backend_numba.compile import compile_function
+    def _compile_all(self, names: list[str]) -> None:
+        """Compile kernels; those that another process is at come last, and are most often there by then."""
         from rpc_backend_numba.simd.layer import Layer
 
         _log.info("compiling %d kernels for this CPU, once: %s", len(names), ", ".join(names))
         started = time.monotonic()
         layer = Layer(self.target)
+        busy: list[str] = []
         for name in names:
-            kind, _, variant = name.partition(".")
-            source = KERNELS[kind]
-            factory = getattr(import_module(f"rpc_backend_numba.kernels.{source.module}"), source.factory)
-            function = factory(layer, *([variant] if variant else []))
-            symbol, object_file = compile_function(function, source.n_args, self._loader.machine)
-            self._cache.write(name, symbol, object_file)
-            self._addresses[name] = self._loader.load(symbol, object_file)
+            with self._cache.turn(name, 0.0) as is_mine:
+                if not is_mine:
+                    busy.append(name)
+                elif not self._load(name):
+                    self._compile(name, layer)
+        for name in busy:
+            with self._cache.turn(name, _WAIT_S):  # one that hangs does not hold us up for ever
+                if not self._load(name):
+                    self._compile(name, layer)
         _log.info("compiled %d kernels in %.1f s", len(names), time.monotonic() - started)
+
+    def _compile(self, name: str, layer: Layer) -> None:
+        from rpc_backend_numba.compile import compile_function
+
+        kind, _, variant = name.partition(".")
+        source = KERNELS[kind]
+        factory = getattr(import_module(f"rpc_backend_numba.kernels.{source.module}"), source.factory)
+        function = factory(layer, *([variant] if variant else []))
+        symbol, object_file = compile_function(function, source.n_args, self._loader.machine)
+        self._cache.write(name, symbol, object_file)
+        self._addresses[name] = self._loader.load(symbol, object_file)

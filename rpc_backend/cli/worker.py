@@ -16,6 +16,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from click.core import ParameterSource
 from platformdirs import user_cache_path
 
 from rpc_backend.cli.console import DISTRIBUTION, debug_option, run_cli, switches_help
@@ -115,6 +116,11 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--insecure", is_flag=True, help="Serve other machines without keys: anyone who can connect may use it.")
 @click.option("--proto-minor", type=int, default=-1, metavar="N", help="Speak as an older worker of this minor.")
+@click.option(
+    "--warm",
+    is_flag=True,
+    help="Compile what the devices need for models ahead of time and exit; with --listen serve once that is done.",
+)
 @click.option("--list", "list_only", is_flag=True, help="List backends and transports, usable or why not, and exit.")
 @click.option("--exit-on-stdin-close", is_flag=True, help="Stop when standard input ends, as when a parent dies.")
 @click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True)
@@ -135,6 +141,7 @@ def worker(
     gateways: tuple[str, ...],
     insecure: bool,
     proto_minor: int,
+    warm: bool,
     list_only: bool,
     exit_on_stdin_close: bool,
     log_level: str,
@@ -165,6 +172,13 @@ def worker(
     stop = _stop_on_signals()
     asked = [parse_device(text, threads, settings) for text in backends]
     devices = [device for name, options in asked for device in registry.create_devices(name, options)]
+    if warm:
+        for device in devices:
+            click.echo(f"warm {device.warm()}")
+        if click.get_current_context().get_parameter_source("listen") is ParameterSource.DEFAULT:
+            for device in devices:
+                device.close()
+            return
     config = WorkerConfig(
         endpoints,
         {} if mem_nbytes is None else dict.fromkeys(range(len(devices)), mem_nbytes),

@@ -274,6 +274,14 @@ class Device(ABC):
             UnsupportedOpError: naming the first node that `supports_op` refuses.
         """
 
+    def warm(self) -> str:
+        """Make ready now what first graphs would else wait for, such as compiled code; return a line on it. Optional.
+
+        Raises:
+            DeviceError: it failed.
+        """
+        return f"{self.info.name}: nothing to prepare"
+
     def alloc_size(self, tensor: Tensor) -> int:
         """Bytes to reserve for a tensor; never below `tensor.nbytes`, which is the default."""
         return tensor.nbytes

@@ -39,6 +39,7 @@ from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES
 from rpc_backend_numba.kernels.row_codecs import make_decoder
 from rpc_backend_numba.layout import CACHE_LINE
 from rpc_backend_numba.simd import (
+    extract,
     helper,
     hmax,
     hsum,
@@ -61,8 +62,9 @@ from rpc_backend_numba.simd.tiles import (
     transpose_square,
 )
 
-SCRATCH, SCRATCH_STRIDE, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, REGIONS = 0, 1, 2, 3, 4, 5, 6, 7
-"""Parameters; from REGIONS on the offsets of `attention_scratch.Region`. Tensors: 1 q, 2 k, 3 v, 4 mask."""
+SCRATCH, SCRATCH_STRIDE, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, SINKS, SINK_STEP, REGIONS = range(10)
+"""Parameters. SINKS: address of a float32 per query head, or 0;
+from REGIONS on the offsets of `attention_scratch.Region`. Tensors: 1 q, 2 k, 3 v, 4 mask."""
 
 _call_codec = code_call(3)
 
@@ -159,7 +161,7 @@ def _make_fetch_row(element_types: str) -> Any:
 
 def _make_ends(layer: Layer) -> tuple[Any, Any]:
     """Return what begins an item (queries and masks in, sums at zero) and what ends it (the result out)."""
-    F32, lanes = layer.F32, layer.lanes
+    F32, lanes, exp = layer.F32, layer.lanes, layer.exp
 
     @helper
     def start_row(args, base, row, token, head, stream):
@@ -193,6 +195,16 @@ def _make_ends(layer: Layer) -> tuple[Any, Any]:
                 store(result + 4 * (row * width + i), zero(F32))
 
     @helper
+    def share_with_sink(args, total, largest, head):
+        """What makes weighted sums a mean, where a head's sink is one score more, of value 0."""
+        if total == 0:
+            return _F32(0.0)
+        sink = load(_F32, param(args, SINKS) + head * param(args, SINK_STEP))
+        peak = max(largest, sink)
+        kept = extract(exp(splat(F32, largest - peak)), 0)
+        return kept / (total * kept + extract(exp(splat(F32, sink - peak)), 0))
+
+    @helper
     def store_result(args, base, n_rows, first_row, kv_head, stream):
         n, group = extent(args, 3, 0), extent(args, 1, 2) // extent(args, 2, 2)
         width = (n + lanes - 1) // lanes * lanes
@@ -200,6 +212,8 @@ def _make_ends(layer: Layer) -> tuple[Any, Any]:
             token, head = (first_row + row) // group, kv_head * group + (first_row + row) % group
             total = load_at(_F32, _region(args, base, _SUM), row)
             inverse = _F32(1.0) / total if total != 0 else _F32(0.0)
+            if param(args, SINKS) != 0:
+                inverse = share_with_sink(args, total, load_at(_F32, _region(args, base, _LARGEST), row), head)
             out = row_address(args, 0, head, token, stream)
             source = _region(args, base, _RESULT) + 4 * row * width
             whole = n // lanes * lanes

@@ -1,12 +1,14 @@
 """Arithmetic element by element.
 
-Belongs here: ADD, SUB, MUL, DIV, SCALE, CLAMP, LOG, UNARY, GLU. Must not be here: anything that looks along a row.
+Belongs here: ADD, ADD1, SUB, MUL, DIV, SCALE, CLAMP, LOG, SQR, SQRT, LEAKY_RELU, SIN, COS, UNARY, GLU. Must
+not be here: anything that looks along a row.
 
 Packed F32 rows go by the vector; any other mix of float types and strides goes element by element.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from numba import types
@@ -24,9 +26,9 @@ from rpc_backend_numba.kernels.access import (
     split_row,
     stride,
 )
-from rpc_backend_numba.kernels.activations import make_activation
+from rpc_backend_numba.kernels.activations import make_activation, make_gate, make_xielu
 from rpc_backend_numba.kernels.elements import make_any_element
-from rpc_backend_numba.simd import extract, fma, helper, load, maximum, minimum, select, splat, store
+from rpc_backend_numba.simd import extract, fma, helper, load, maximum, minimum, select, splat, store, vsqrt, zero
 from rpc_backend_numba.simd.layer import Layer
 
 
@@ -150,8 +152,54 @@ def make_log(layer: Layer) -> Any:
     return _make_map(layer, log)
 
 
+def make_function(layer: Layer, name: str) -> Any:
+    """Return the kernel of SQR, SQRT, or LEAKY_RELU, whose parameter 0 is the slope below 0."""
+    F32 = layer.F32
+
+    @helper
+    def square(x, args):
+        return x * x
+
+    @helper
+    def root(x, args):
+        return vsqrt(x)
+
+    @helper
+    def leaky_relu(x, args):
+        return select(x > zero(F32), x, x * splat(F32, param_float(args, 0)))
+
+    return _make_map(layer, {"SQR": square, "SQRT": root, "LEAKY_RELU": leaky_relu}[name])
+
+
+def make_wave(layer: Layer, name: str) -> Any:
+    """Return the kernel of SIN or COS, element by element in float64."""
+    load_any, store_any = make_any_element(layer)
+    is_sine = name == "SIN"
+
+    def wave(args, ith, nth):
+        first, last = share(n_rows(args, 0), ith, nth)
+        for row in range(first, last):
+            i1, i2, i3 = split_row(row, args, 0)
+            a, out = row_address(args, 1, i1, i2, i3), row_address(args, 0, i1, i2, i3)
+            for i in range(extent(args, 0, 0)):
+                x = types.float64(load_any(element_code(args, 1), a + i * stride(args, 1, 0)))
+                y = math.sin(x) if is_sine else math.cos(x)
+                store_any(element_code(args, 0), out + i * stride(args, 0, 0), types.float32(y))
+
+    return wave
+
+
 def make_unary(layer: Layer, name: str) -> Any:
-    """Return the kernel of one member of `Unary`."""
+    """Return the kernel of one member of `Unary`; XIELU has parameters 0 alpha_n, 1 alpha_p, 2 beta, 3 eps."""
+    if name == "XIELU":
+        xielu = make_xielu(layer)
+
+        @helper
+        def apply_xielu(x, args):
+            below, above = param_float(args, 0), param_float(args, 1)
+            return xielu(x, below, above, param_float(args, 2), param_float(args, 3))
+
+        return _make_map(layer, apply_xielu)
     activation = make_activation(layer, name)
 
     @helper
@@ -161,19 +209,21 @@ def make_unary(layer: Layer, name: str) -> Any:
     return _make_map(layer, apply)
 
 
-GATE_OFFSET, VALUE_OFFSET = 0, 1
-"""Parameters of GLU: where in a row of tensor 1 the gate begins, and in a row of tensor 2 the value, in bytes."""
+GATE_OFFSET, VALUE_OFFSET, ALPHA, LIMIT = 0, 1, 2, 3
+"""Parameters of GLU: where in a row of tensor 1 the gate begins, and in a row of tensor 2 the value, in bytes; numbers
+of the forms with limits."""
 
 
 def make_glu(layer: Layer, name: str) -> Any:
     """Return the kernel of one member of `Glu`: activation(gate) times value."""
     F32, lanes = layer.F32, layer.lanes
     load_any, store_any = make_any_element(layer)
-    activation = make_activation(layer, name)
+    gated = make_gate(layer, name)
 
     def glu(args, ith, nth):
         n = extent(args, 0, 0)
         fast = _is_packed(args, 0) and _is_packed(args, 1) and _is_packed(args, 2)
+        alpha, limit = param_float(args, ALPHA), param_float(args, LIMIT)
         first, last = share(n_rows(args, 0), ith, nth)
         for row in range(first, last):
             i1, i2, i3 = split_row(row, args, 0)
@@ -182,12 +232,12 @@ def make_glu(layer: Layer, name: str) -> Any:
             out = row_address(args, 0, i1, i2, i3)
             i = 0
             while fast and i + lanes <= n:
-                store(out + 4 * i, activation(load(F32, gate + 4 * i)) * load(F32, value + 4 * i))
+                store(out + 4 * i, gated(load(F32, gate + 4 * i), load(F32, value + 4 * i), alpha, limit))
                 i += lanes
             while i < n:
                 x = load_any(element_code(args, 1), gate + i * stride(args, 1, 0))
                 y = load_any(element_code(args, 2), value + i * stride(args, 2, 0))
-                product = extract(activation(splat(F32, x)), 0) * y
+                product = extract(gated(splat(F32, x), splat(F32, y), alpha, limit), 0)
                 store_any(element_code(args, 0), out + i * stride(args, 0, 0), product)
                 i += 1
 

@@ -24,8 +24,8 @@ from rpc_backend_numba.simd.words import load_four_words, load_word
 
 CODE, N_BLOCKS, ROW_NBYTES, SCRATCH, SCRATCH_STRIDE = 0, 1, 2, 3, 4
 
-_WORDS = {2: types.uint16, 4: types.uint32}
-_COPIED = vector(types.uint8, 2 * TILE_ROWS)
+_WORDS = {1: types.uint8, 2: types.uint16, 4: types.uint32}
+_COPIED = vector(types.uint8, TILE_ROWS)
 _call_rows = code_call(6)
 
 
@@ -131,7 +131,7 @@ def make_rearrange(layer: Layer) -> Any:
             source = address(args, 1) + matrix * stride(args, 1, 2) + group * stride(args, 1, 1)
             _call_rows(param(args, CODE), source, param(args, ROW_NBYTES), TILE_ROWS, param(args, N_BLOCKS), scratch, 0)
             target = address(args, 0) + matrix * stride(args, 0, 2) + group * stride(args, 0, 1)
-            for at in range(0, nbytes, 2 * TILE_ROWS):
+            for at in range(0, nbytes, TILE_ROWS):
                 store(target + at, load(_COPIED, scratch + at))
 
     return rearrange

@@ -18,7 +18,9 @@ from numba import types
 
 from rpc_backend_numba.formats import (
     GROUP,
-    INPUT_MINUS_SUMS,
+    INPUT_MINUS_8_SUM,
+    INPUT_MINUS_32_SUMS,
+    INPUT_MINUS_128_SUM,
     INPUT_NBYTES,
     INPUT_SCALE,
     INPUT_SCALED_SUMS,
@@ -101,9 +103,11 @@ def make_inputs(layer: Layer, type_name: str) -> Any:
     def put(target, source, step):
         q, scale, sum_a, sum_b = quantize(source, step)
         store(target, q)
-        store(target + INPUT_MINUS_SUMS, -(sum_a + sum_b))
-        store(target + INPUT_MINUS_SUMS + 4, -sum_a)
-        store(target + INPUT_MINUS_SUMS + 8, -sum_b)
+        both = sum_a + sum_b
+        store(target + INPUT_MINUS_8_SUM, _I32(-8 * both))
+        store(target + INPUT_MINUS_32_SUMS, _I32(-32 * sum_a))
+        store(target + INPUT_MINUS_32_SUMS + 4, _I32(-32 * sum_b))
+        store(target + INPUT_MINUS_128_SUM, _I32(-128 * both))
         scaled_a, scaled_b = scale * _F32(sum_a), scale * _F32(sum_b)
         store(target + INPUT_SCALE, scale)
         store(target + INPUT_SCALED_SUMS, scaled_a + scaled_b)

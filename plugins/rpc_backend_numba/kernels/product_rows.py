@@ -17,10 +17,11 @@ from numba import types
 from rpc_backend_numba.formats import (
     FORMATS,
     GROUP,
-    INPUT_MINUS_SUMS,
     INPUT_NBYTES,
     INPUT_SCALE,
     INPUT_SCALED_SUMS,
+    Format,
+    zero_point_of_inputs,
 )
 from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES, make_element_load, make_vector_load
 from rpc_backend_numba.kernels.unpack import make_unpack
@@ -68,6 +69,29 @@ def _four(a, b, c, d):
     return place(place(place(splat(_F32X4, a), b, 1), c, 2), d, 3)
 
 
+def _make_start(form: Format) -> Any:
+    """Return `start(inputs)`: minus the zero point times the sums of a group, where `row` begins to add."""
+    one_span = form.scale_span == GROUP
+    if not form.zero_point:
+
+        @helper
+        def start_at_zero(inputs):
+            return zero(_I32X8)
+
+        return start_at_zero
+    (first, shift), (second, _) = (zero_point_of_inputs(form, span) for span in (0, 1))
+    left, right = max(shift, 0), max(-shift, 0)
+
+    @helper
+    def start(inputs):
+        sums = place(zero(_I32X8), load(_I32, inputs + first), 0)
+        if not one_span:
+            sums = place(sums, load(_I32, inputs + second), 4)
+        return (sums << splat(_I32X8, left)) >> splat(_I32X8, right)
+
+    return start
+
+
 def _make_step(layer: Layer, format_name: str) -> Any:
     """Return `step(total, a, b, c, d, j, source)`: one group of four rows times one column, a lane per row.
 
@@ -76,32 +100,29 @@ def _make_step(layer: Layer, format_name: str) -> Any:
     """
     form = FORMATS[format_name]
     row = _make_row(layer, format_name)
-    zero_shift = form.zero_point.bit_length() - 1
-    has_zero_point, has_minimum, one_scale = form.zero_point > 0, form.has_minimum, form.scale_span == GROUP
+    start_of = _make_start(form)
+    has_minimum, one_scale = form.has_minimum, form.scale_span == GROUP
 
     @helper
     def step(total, a, b, c, d, j, source):
-        start, inputs = zero(_I32X8), load(_I8X32, source)
-        if has_zero_point:
-            sums = source + INPUT_MINUS_SUMS
-            start = place(place(start, load(_I32, sums + 4), 0), load(_I32, sums + 8), 4) << splat(_I32X8, zero_shift)
+        start, inputs = start_of(source), load(_I8X32, source)
         dot_a, a0, a1, am0, am1 = row(a, j, start, inputs)
         dot_b, b0, b1, bm0, bm1 = row(b, j, start, inputs)
         dot_c, c0, c1, cm0, cm1 = row(c, j, start, inputs)
         dot_d, d0, d1, dm0, dm1 = row(d, j, start, inputs)
         sums = add_pairs(add_pairs(dot_a, dot_b), add_pairs(dot_c, dot_d))
         first, second = low_half(sums), high_half(sums)
-        if one_scale:
-            first = first + second
         numbers = source + INPUT_SCALED_SUMS
         scale = splat(_F32X4, load(_F32, source + INPUT_SCALE))
-        total = fma(convert(_F32, first) * scale, _four(a0, b0, c0, d0), total)
+        if one_scale:
+            total = fma(convert(_F32, first + second) * scale, _four(a0, b0, c0, d0), total)
+        else:
+            both = fma(convert(_F32, second), _four(a1, b1, c1, d1), convert(_F32, first) * _four(a0, b0, c0, d0))
+            total = fma(both, scale, total)
         if has_minimum:
             scaled_sum = splat(_F32X4, load(_F32, numbers + (0 if one_scale else 4)))
             total = fma(_four(am0, bm0, cm0, dm0), scaled_sum, total)
-        if not one_scale:
-            total = fma(convert(_F32, second) * scale, _four(a1, b1, c1, d1), total)
-            if has_minimum:
+            if not one_scale:
                 total = fma(_four(am1, bm1, cm1, dm1), splat(_F32X4, load(_F32, numbers + 8)), total)
         return total
 

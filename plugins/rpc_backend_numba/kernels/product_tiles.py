@@ -16,7 +16,7 @@ from typing import Any
 from numba import types
 
 from rpc_backend_numba.formats import FORMATS, INPUT_NBYTES, TILE_ROWS, UNIT_COLUMNS
-from rpc_backend_numba.kernels.tile_formats import make_groups
+from rpc_backend_numba.kernels.tile_formats import FETCHED, make_groups
 from rpc_backend_numba.layout import CACHE_LINE
 from rpc_backend_numba.simd import helper, load, prefetch, store
 from rpc_backend_numba.simd.layer import Layer
@@ -26,7 +26,10 @@ FLOAT_COLUMNS = (12, 8, 4)
 """Widths of tiles; a matrix is cut into the widest that fits, its last columns into one that covers them."""
 
 _AHEAD_NBYTES = 4096
-"""How far ahead tiles of many columns fetch weights: while they compute, the CPU stops where a page of memory ends."""
+"""How far ahead tiles of many columns fetch weights: while they compute, the CPU stops where a page of memory ends.
+
+Tiles of few columns do without, but for formats in `FETCHED`.
+"""
 
 _F32 = types.float32
 
@@ -111,7 +114,7 @@ def _make_strip(layer: Layer, format_name: str, width: int, unit_columns: int) -
     put = _make_put(layer, width)
     groups, block_step, input_step = form.groups, TILE_ROWS * form.block_nbytes, unit_columns * INPUT_NBYTES
     group_step = block_step // groups
-    fetched = group_step if width > FEW_COLUMNS else 0
+    fetched = group_step if width > FEW_COLUMNS or format_name in FETCHED else 0
 
     @helper
     def strip(panel, n_groups, inputs, unit_stride, n_columns, n_rows, out, out_stride, spare):

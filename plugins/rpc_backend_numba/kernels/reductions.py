@@ -1,6 +1,7 @@
 """Operations along a row: its sum, its norm, its softmax.
 
-Belongs here: SUM_ROWS, RMS_NORM, SOFT_MAX. Must not be here: order within rows (`sorting`).
+Belongs here: SUM_ROWS, MEAN, RMS_NORM, SOFT_MAX. Must not be here: order within rows (`sorting`), other norms
+(`norms`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _F32 = types.float32
 
 
 def make_sum_rows(layer: Layer) -> Any:
-    """Return the kernel of SUM_ROWS: F32, any strides."""
+    """Return the kernel of SUM_ROWS: F32, any strides; parameter 0 is what the sum is divided by."""
     F32, lanes = layer.F32, layer.lanes
 
     def sum_rows(args, ith, nth):
@@ -49,7 +50,7 @@ def make_sum_rows(layer: Layer) -> Any:
             while i < n:
                 rest += load(_F32, source + i * step)
                 i += 1
-            store(row_address(args, 0, i1, i2, i3), _F32(hsum(total) + rest))
+            store(row_address(args, 0, i1, i2, i3), _F32((hsum(total) + rest) / param_float(args, 0)))
 
     return sum_rows
 
@@ -98,7 +99,7 @@ SCALE, SLOPES = 0, 1
 
 
 def make_soft_max(layer: Layer, mask_type: str) -> Any:
-    """Return the kernel of SOFT_MAX for a mask of `F16`, `F32` or `none`; packed F32 rows.
+    """Return the kernel of SOFT_MAX for a mask of `F16`, `F32` or `none`; packed F32 rows. Tensor 3 is a sink per head.
 
     Scores are first written over the result, then turned into weights there.
     """
@@ -155,7 +156,13 @@ def make_soft_max(layer: Layer, mask_type: str) -> Any:
             if has_mask:
                 mask = repeated_row_address(args, 2, i1, i2, i3)
                 slope = load(_F32, param(args, SLOPES) + 4 * i2)
-            total = weights(out, n, scores(source, mask, out, n, factor, slope, code))
+            largest, sink = scores(source, mask, out, n, factor, slope, code), address(args, 3)
+            if sink == 0:
+                total = weights(out, n, largest)
+            else:
+                ending = load(_F32, sink + i2 * stride(args, 3, 0))
+                largest = max(largest, ending)
+                total = weights(out, n, largest) + extract(exp(splat(F32, ending - largest)), 0)
             i = 0
             while i + lanes <= n:
                 store(out + 4 * i, load(F32, out + 4 * i) / splat(F32, total))

@@ -30,7 +30,8 @@ from rpc_backend_numba.simd import helper, load
 from rpc_backend_numba.simd.layer import Layer
 
 CODEC, PICK, N_BLOCKS, SCRATCH, SCRATCH_STRIDE = 0, 1, 2, 3, 4
-"""Parameters: the row codec; for a table of interleaved rows what takes out one, and memory for it."""
+"""Parameters: the row codec; for a table of interleaved rows what takes out one, and memory for it.
+SET_ROWS has in place of PICK what decodes its values first, 0 if they are F32, and memory for a row of them."""
 
 _call_codec, _call_pick = code_call(3), code_call(4)
 
@@ -79,14 +80,22 @@ def make_set_rows(layer: Layer) -> Any:
     Threads share the rows of the target's matrices, not the values: of an index given twice the last row stays.
     """
 
+    @helper
+    def floats_of(args, source, scratch):
+        if param(args, PICK) == 0:
+            return source
+        _call_codec(param(args, PICK), source, scratch, extent(args, 1, 0))
+        return scratch
+
     def set_rows(args, ith, nth):
         limit = extent(args, 0, 1)
         first, last = share(limit, ith, nth)
+        scratch = param(args, SCRATCH) + ith * param(args, SCRATCH_STRIDE)
         for row in range(n_rows(args, 1)):
             i1, i2, i3 = split_row(row, args, 1)
             index = _index(args, i1, i2 % extent(args, 2, 1), i3 % extent(args, 2, 2))
             if first <= index < last:
-                source = row_address(args, 1, i1, i2, i3)
+                source = floats_of(args, row_address(args, 1, i1, i2, i3), scratch)
                 _call_codec(param(args, CODEC), source, row_address(args, 0, index, i2, i3), extent(args, 1, 0))
             elif ith == 0 and not 0 <= index < limit:
                 report_index(args, index, limit)

@@ -17,13 +17,24 @@ from typing import Any
 
 from numba import types
 
-from rpc_backend_numba.formats import FORMATS, IQ4_NL_VALUES, TILE_ROWS
-from rpc_backend_numba.simd import bitcast, convert, helper, load, splat, store, vector, zero
+from rpc_backend_numba.formats import FORMATS, IQ4_NL_VALUES, MXFP4_VALUES, TILE_ROWS
+from rpc_backend_numba.simd import bitcast, convert, helper, load, select, splat, store, vector, zero
 from rpc_backend_numba.simd.layer import Layer
-from rpc_backend_numba.simd.words import load_words, words_bits, words_flip, words_lookup, words_of_bits, words_or
+from rpc_backend_numba.simd.words import (
+    load_words,
+    words_bits,
+    words_flip,
+    words_lookup,
+    words_merge,
+    words_of_bits,
+    words_or,
+)
 
 _F32, _I32, _U16 = types.float32, types.int32, types.uint16
 _R = TILE_ROWS
+
+FETCHED = frozenset({"Q3_K", "Q6_K"})
+"""Formats whose blocks are read in an order that the CPU does not foresee, so that all tiles fetch them ahead."""
 
 
 def make_groups(layer: Layer, format_name: str) -> tuple[Any, Any]:
@@ -144,6 +155,28 @@ def _iq4_nl(parts: _Parts) -> Any:
     return quants
 
 
+def _mxfp4(parts: _Parts) -> Any:
+    four = parts.four
+    lookup = words_lookup(tuple(value + 128 for value in MXFP4_VALUES), parts.layer.target.byte_shuffle)
+
+    @helper
+    def quants(words, j):
+        return lookup(_nibbles(four(words + _R)))
+
+    return quants
+
+
+def _iq4_xs(parts: _Parts) -> Any:
+    four = parts.four
+    lookup = words_lookup(tuple(value + 128 for value in IQ4_NL_VALUES), parts.layer.target.byte_shuffle)
+
+    @helper
+    def quants(words, j):
+        return lookup(_nibbles(four(words + _R * (8 + 16 * j))))
+
+    return quants
+
+
 def _q2_k(parts: _Parts) -> Any:
     eight = parts.eight
 
@@ -160,7 +193,7 @@ def _q3_k(parts: _Parts) -> Any:
     @helper
     def quants(words, j):
         low = words_bits(eight(words + _R * (32 + 32 * (j >> 2))), 2 * (j & 3), 3)
-        return words_or(low, words_bits(eight(words), j, 1), 2)
+        return words_merge(low, eight(words), (34 - j) & 31, 4)
 
     return quants
 
@@ -181,7 +214,7 @@ def _q5_k(parts: _Parts) -> Any:
     @helper
     def quants(words, j):
         low = words_bits(eight(words + _R * (48 + 32 * (j >> 1))), 4 * (j & 1), 15)
-        return words_or(low, words_bits(eight(words + _R * 16), j, 1), 4)
+        return words_merge(low, eight(words + _R * 16), (36 - j) & 31, 0x10)
 
     return quants
 
@@ -193,7 +226,7 @@ def _q6_k(parts: _Parts) -> Any:
     def quants(words, j):
         half, i = j >> 2, j & 3
         low = words_bits(eight(words + _R * (64 * half + 32 * (i & 1))), 4 * (i >> 1), 15)
-        return words_or(low, words_bits(eight(words + _R * (128 + 32 * half)), 2 * i, 3), 4)
+        return words_merge(low, eight(words + _R * (128 + 32 * half)), (36 - 2 * i) & 31, 0x30)
 
     return quants
 
@@ -205,6 +238,8 @@ _QUANTS = {
     "Q5_1": _five_bits(4),
     "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
+    "IQ4_XS": _iq4_xs,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
@@ -279,7 +314,40 @@ def _q6_k_numbers(parts: _Parts) -> Any:
     return prepare
 
 
+def _mxfp4_numbers(parts: _Parts) -> Any:
+    """One byte per row, the exponent of its scale."""
+    I32, F32, U8 = parts.layer.I32, parts.F32, vector(types.uint8, parts.layer.lanes)
+
+    @helper
+    def prepare(words, halves, spare):
+        first = (words - halves) >> 1  # of the lanes, which is what `words` has four times
+        exponent = convert(_I32, load(U8, halves - first))
+        small = splat(I32, 0x00200000) << exponent
+        bits = select(exponent < splat(I32, 2), small, (exponent - splat(I32, 1)) << splat(I32, 23))
+        store(spare, bitcast(F32, bits))
+
+    return prepare
+
+
+def _iq4_xs_numbers(parts: _Parts) -> Any:
+    load_half, number, U32, F32, nbytes = parts.load_half, parts.number, parts.U32, parts.F32, parts.nbytes
+    U16 = vector(types.uint16, parts.layer.lanes)
+
+    @helper
+    def prepare(words, halves, spare):
+        d, low = load_half(halves), load(U32, words + _R * 4)
+        high = convert(types.uint32, load(U16, halves + _R * 2))
+        for i in range(8):
+            top = ((high >> splat(U32, 2 * i)) & splat(U32, 3)) << splat(U32, 4)
+            both = ((low >> splat(U32, 4 * i)) & splat(U32, 15)) | top
+            store(spare + nbytes * i, d * (number(both, 0, 63) - splat(F32, 32.0)))
+
+    return prepare
+
+
 _NUMBERS = {
+    "MXFP4": _mxfp4_numbers,
+    "IQ4_XS": _iq4_xs_numbers,
     "Q2_K": _q2_k_numbers,
     "Q3_K": _q3_k_numbers,
     "Q4_K": _k4_numbers,

@@ -14,8 +14,9 @@ from typing import Any
 
 from numba import types
 
-from rpc_backend_numba.formats import IQ4_NL_VALUES
+from rpc_backend_numba.formats import IQ4_NL_VALUES, MXFP4_VALUES
 from rpc_backend_numba.simd import (
+    bits_f32,
     concat,
     helper,
     lanes_of_bits,
@@ -29,6 +30,7 @@ from rpc_backend_numba.simd import (
 from rpc_backend_numba.simd.layer import Layer
 
 _U8, _I8, _U16, _U32, _F32 = types.uint8, types.int8, types.uint16, types.uint32, types.float32
+_I32 = types.int32
 _BYTES16, _BYTES32 = vector(types.uint8, 16), vector(types.uint8, 32)
 _ZERO = _F32(0.0)
 
@@ -119,6 +121,40 @@ def _iq4_nl(layer: Layer) -> Any:
     def unpack(block, j):
         d = half(load(_U16, block))
         return lookup(_nibbles(block + 2)), d, d, _ZERO, _ZERO
+
+    return unpack
+
+
+@helper
+def half_power(exponent):
+    """2^(exponent - 128) as float32, of an exponent in [0, 255]."""
+    if exponent < 2:
+        return bits_f32(_I32(0x00200000 << exponent))
+    return bits_f32(_I32((exponent - 1) << 23))
+
+
+def _mxfp4(layer: Layer) -> Any:
+    lookup = lookup_intrinsic(tuple(value + 128 for value in MXFP4_VALUES), layer.target.byte_shuffle)
+
+    @helper
+    def unpack(block, j):
+        d = half_power(types.int64(load(_U8, block)))
+        return lookup(_nibbles(block + 1)), d, d, _ZERO, _ZERO
+
+    return unpack
+
+
+def _iq4_xs(layer: Layer) -> Any:
+    """Eight scales of six bits, less 32: the low four bits in 4 bytes, the high two in a word before them."""
+    half = layer.half_value
+    lookup = lookup_intrinsic(tuple(value + 128 for value in IQ4_NL_VALUES), layer.target.byte_shuffle)
+
+    @helper
+    def unpack(block, j):
+        low = (load(_U8, block + 4 + (j >> 1)) >> (4 * (j & 1))) & 15
+        high = (load(_U16, block + 2) >> (2 * j)) & 3
+        d = half(load(_U16, block)) * _F32(low + 16 * high - 32)
+        return lookup(_nibbles(block + 8 + 16 * j)), d, d, _ZERO, _ZERO
 
     return unpack
 
@@ -222,6 +258,8 @@ _MAKERS = {
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
+    "IQ4_XS": _iq4_xs,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,

@@ -13,25 +13,25 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from rpc_backend.plugin_api import RopeMode, Tensor
-from rpc_backend_numba.arguments import Code, Param, Private, Shared
+from rpc_backend.plugin_api import RopeMode, Tensor, host_address
+from rpc_backend_numba.arguments import Code, Operand, Param, Private, Shared
 from rpc_backend_numba.attention_scratch import region_offsets
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.lowering.types import DECODABLE, F16, F32, FLOATS
 
-_Doubles = npt.NDArray[np.float64]
+_Doubles, _Whole = npt.NDArray[np.float64], npt.NDArray[np.int64]
 
 
 def supports_soft_max(node: Tensor) -> bool:
-    return node.nb[0] == 4 and node.sources[0].nb[0] == 4 and len(node.sources) < 3
+    return node.nb[0] == 4 and node.sources[0].nb[0] == 4
 
 
 def soft_max(builder: PlanBuilder, node: Tensor) -> None:
     a = node.sources[0]
-    mask = node.sources[1] if len(node.sources) == 2 else None
+    mask, sinks = (node.sources[index] if len(node.sources) > index else None for index in (1, 2))
     slopes = builder.constant(alibi_slopes(a.ne[2], node.params["max_bias"]))
     params: list[Param] = [float(node.params["scale"]), slopes]
-    builder.row(f"soft_max.{mask.type.name if mask else 'none'}", node, [a, mask], params)
+    builder.row(f"soft_max.{mask.type.name if mask else 'none'}", node, [a, mask, sinks], params)
 
 
 def alibi_slopes(n_heads: int, max_bias: float) -> npt.NDArray[np.float32]:
@@ -46,35 +46,57 @@ def alibi_slopes(n_heads: int, max_bias: float) -> npt.NDArray[np.float32]:
 
 
 def supports_rope(node: Tensor) -> bool:
-    params = node.params
-    plain = params["mode"] in (RopeMode.NORMAL, RopeMode.NEOX) and params["n_offset"] == 0
-    return plain and node.type in FLOATS and node.sources[0].type in FLOATS
+    return node.type in FLOATS and node.sources[0].type in FLOATS
 
 
 def rope(builder: PlanBuilder, node: Tensor) -> None:
     """The angles of all tokens, shared by all nodes with these positions and parameters, then the rotation."""
     params = node.params
-    n_pairs = int(params["n_dims"]) // 2
+    mode = RopeMode(int(params["mode"]))
+    n_pairs = int(params["n_dims"]) // (1 if mode is RopeMode.VISION else 2)
+    n_tokens = node.ne[2]
+    streams, exponents = rope_sections(mode, n_pairs, params)
     factors = node.sources[2] if len(node.sources) == 3 else None
     with np.errstate(all="ignore"):
-        frequencies, mix, magnitude = rope_frequencies(params)
+        frequencies, mix, magnitude = rope_frequencies(params, exponents)
 
     def angle_params(block: Shared) -> list[Param]:
-        tables = builder.constant(frequencies), builder.constant(mix)
-        return [block, n_pairs, *tables, float(params["freq_scale"]), magnitude]
+        tables = [builder.constant(table) for table in (frequencies, mix)]
+        places = builder.constant(n_tokens * streams)
+        return [block, n_pairs, *tables, float(params["freq_scale"]), magnitude, n_tokens, places]
 
-    nbytes = 8 * n_pairs * node.sources[1].ne[0]
-    key = tuple(value for name, value in params.items() if name != "mode")
+    nbytes = 8 * n_pairs * n_tokens
+    key = tuple(value for name, value in params.items() if name not in ("mode", "n_offset"))
+    key = (*key, mode if mode.has_sections else None)
     angles = builder.prepare(key, "angles", nbytes, [node.sources[1], factors], angle_params)
-    mode = RopeMode(int(params["mode"])).name
-    builder.row(f"rope.{mode}", node, [node.sources[0]], [angles, n_pairs], shared=[angles])
+    pairing = "NORMAL" if mode is RopeMode.NORMAL else "NEOX"
+    rest = [angles, n_pairs, int(params["n_offset"])]
+    builder.row(f"rope.{pairing}", node, [node.sources[0]], rest, shared=[angles])
 
 
-def rope_frequencies(params: Mapping[str, int | float]) -> tuple[_Doubles, _Doubles, float]:
+def rope_sections(mode: RopeMode, n_pairs: int, params: Mapping[str, int | float]) -> tuple[_Whole, _Whole]:
+    """Return for each pair which of a token's positions turns it, and the exponent of its frequency."""
+    pair = np.arange(n_pairs, dtype=np.int64)
+    if not mode.has_sections:
+        return np.zeros(n_pairs, np.int64), pair
+    sizes = np.array([int(params[f"section{index}"]) for index in range(4)])
+    place = pair % sizes.sum()
+    if mode is RopeMode.IMROPE:
+        turn = place % 3
+        return np.where(place < 3 * sizes[turn], turn, 3), pair
+    section = np.searchsorted(np.cumsum(sizes), place, side="right")
+    starts = np.concatenate([[0], np.cumsum(sizes[:3])])
+    return section, place - starts[section] if mode is RopeMode.VISION else pair
+
+
+def rope_frequencies(
+    params: Mapping[str, int | float], exponents: _Whole | None = None
+) -> tuple[_Doubles, _Doubles, float]:
     """Return per pair the angle of one position and the share that is not scaled (YaRN), and the magnitude."""
     n_dims, ext_factor = int(params["n_dims"]), params["ext_factor"]
-    pair = np.arange(n_dims // 2)
-    frequencies = np.float64(params["freq_base"]) ** (-2.0 * pair / n_dims)
+    exponents = np.arange(n_dims // 2) if exponents is None else exponents
+    pair = np.arange(len(exponents))
+    frequencies = np.float64(params["freq_base"]) ** (-2.0 * exponents / n_dims)
     if ext_factor == 0:
         return frequencies, np.zeros(len(pair)), float(params["attn_factor"])
     low = np.maximum(0, np.floor(_correction_pair(params["beta_fast"], params)))
@@ -93,18 +115,20 @@ def _correction_pair(n_rotations: float, params: Mapping[str, int | float]) -> n
 def supports_flash(node: Tensor) -> bool:
     q, k, v = node.sources[:3]
     readable = all(tensor.type in DECODABLE and tensor.has_packed_rows for tensor in (k, v))
-    return q.type is F32 and readable and node.nb[0] == 4 and len(node.sources) < 5
+    return q.type is F32 and readable and node.nb[0] == 4
 
 
 def flash(builder: PlanBuilder, node: Tensor) -> None:
     q, k, v = node.sources[:3]
-    mask = node.sources[3] if len(node.sources) == 4 else None
+    mask, sinks = (node.sources[index] if len(node.sources) > index else None for index in (3, 4))
     params = node.params
     offsets, nbytes = region_offsets(k.ne[0], v.ne[0], builder.lanes)
     slopes = builder.constant(alibi_slopes(q.ne[2], params["max_bias"]))
     inlined = k.type is v.type and k.type in (F16, F32)
     codecs: list[Param] = [0, 0] if inlined else [Code(f"to_float.{tensor.type.name}") for tensor in (k, v)]
     factors = [float(params["scale"]), float(params["logit_softcap"])]
-    values: list[Param] = [Private(), slopes, *factors, *codecs, *offsets]
+    ends = [host_address(sinks), sinks.nb[0]] if sinks else [0, 0]
+    values: list[Param] = [Private(), slopes, *factors, *codecs, *ends, *offsets]
     kernel = f"attention.{k.type.name if inlined else 'any'}"
-    builder.row(kernel, node, [q, k, v, mask], values, private_nbytes=nbytes)
+    operands = [Operand.of(tensor) if tensor else None for tensor in (node, q, k, v, mask)]
+    builder.row(kernel, node, [q, k, v, mask, sinks], values, private_nbytes=nbytes, operands=operands)

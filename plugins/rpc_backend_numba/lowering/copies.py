@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rpc_backend.plugin_api import ElementType, Tensor, host_address, packed_strides
 from rpc_backend_numba.arguments import Code, Operand, Param, Private
 from rpc_backend_numba.builder import PlanBuilder
-from rpc_backend_numba.lowering.types import DECODABLE, ENCODABLE, F32, FLOATS, I32, is_byte_like
+from rpc_backend_numba.lowering.types import DECODABLE, ENCODABLE, F32, FLOATS, I8, I32, is_byte_like
 
 Extents = tuple[int, int, int, int]
 
@@ -26,6 +26,10 @@ class _Shape:
     @property
     def has_packed_rows(self) -> bool:
         return self.nb[0] == self.type.block_nbytes or self.ne[0] == self.type.block_size
+
+    def as_bytes(self) -> _Shape:
+        """The same packed rows as rows of bytes."""
+        return _Shape(I8, (self.type.row_nbytes(self.ne[0]), *self.ne[1:]), (1, *self.nb[1:]))
 
 
 def supports_copy(node: Tensor) -> bool:
@@ -43,7 +47,7 @@ def copy(builder: PlanBuilder, node: Tensor) -> None:
         Operand(host_address(source), source_shape.ne, source_shape.nb, source.type.code),
     ]
     if not kernel.startswith("copy_rows"):
-        builder.row(kernel, node, [source], [source.type.block_nbytes], operands=operands)
+        builder.row(kernel, node, [source], [source_shape.type.block_nbytes], operands=operands)
         return
     how = kernel.partition(".")[2]
     if how == "same":
@@ -64,6 +68,8 @@ def _copy_kernel(node: Tensor) -> tuple[str, _Shape, _Shape] | None:
     if how and source.ne == target.ne and source.has_packed_rows and target.has_packed_rows:
         return f"copy_rows.{how}", source, target
     how = _element_codec(a.type, node.type)
+    if how is None and a.type is node.type and source.has_packed_rows and target.has_packed_rows:
+        return "copy.same", source.as_bytes(), target.as_bytes()
     return (f"copy.{how}", source, target) if how else None
 
 

@@ -1,4 +1,4 @@
-"""ADD, SUB, MUL, DIV, SCALE, CLAMP, LOG, UNARY, GLU.
+"""ADD, ADD1, SUB, MUL, DIV, SCALE, CLAMP, LOG, SQR, SQRT, SIN, COS, LEAKY_RELU, UNARY, GLU.
 
 Belongs here: their kernels' operands and parameters. Must not be here: kernels.
 """
@@ -15,17 +15,14 @@ def supports(node: Tensor) -> bool:
     return all(tensor.type in FLOATS for tensor in (node, *node.sources))
 
 
-def supports_unary(node: Tensor) -> bool:
-    return supports(node) and node.params["function"] <= Unary.EXP
-
-
-def supports_glu(node: Tensor) -> bool:
-    return supports(node) and node.params["function"] not in (Glu.SWIGLU_OAI, Glu.SWIGLU_CLAMP)
+def supports_add_id(node: Tensor) -> bool:
+    return all(tensor.type in FLOATS for tensor in (node, *node.sources[:2]))
 
 
 def binary(builder: PlanBuilder, node: Tensor) -> None:
     assert node.op is not None
-    builder.row(f"binary.{node.op.name}", node, node.sources)
+    name = "ADD" if node.op.name == "ADD1" else node.op.name
+    builder.row(f"binary.{name}", node, node.sources)
 
 
 def scale(builder: PlanBuilder, node: Tensor) -> None:
@@ -42,8 +39,21 @@ def log(builder: PlanBuilder, node: Tensor) -> None:
     builder.row("log", node, node.sources)
 
 
+def function(builder: PlanBuilder, node: Tensor) -> None:
+    assert node.op is not None
+    slope = [float(node.params["slope"])] if node.op.name == "LEAKY_RELU" else []
+    builder.row(f"function.{node.op.name}", node, node.sources, slope)
+
+
+def wave(builder: PlanBuilder, node: Tensor) -> None:
+    assert node.op is not None
+    builder.row(f"wave.{node.op.name}", node, node.sources)
+
+
 def unary(builder: PlanBuilder, node: Tensor) -> None:
-    builder.row(f"unary.{Unary(int(node.params['function'])).name}", node, node.sources)
+    kind = Unary(int(node.params["function"]))
+    names = ("alpha_n", "alpha_p", "beta", "eps") if kind is Unary.XIELU else ()
+    builder.row(f"unary.{kind.name}", node, node.sources, [float(node.params[name]) for name in names])
 
 
 def glu(builder: PlanBuilder, node: Tensor) -> None:
@@ -56,4 +66,5 @@ def glu(builder: PlanBuilder, node: Tensor) -> None:
     else:
         half = node.ne[0] * gate.nb[0]
         gate_offset, value_offset = (half, 0) if params["swapped"] else (0, half)
-    builder.row(f"glu.{Glu(int(params['function'])).name}", node, [gate, value], [gate_offset, value_offset])
+    numbers = [gate_offset, value_offset, float(params["alpha"]), float(params["limit"])]
+    builder.row(f"glu.{Glu(int(params['function'])).name}", node, [gate, value], numbers)

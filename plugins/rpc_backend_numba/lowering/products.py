@@ -20,7 +20,11 @@ TILE_COLUMNS_FLOAT = 8
 
 def supports(node: Tensor) -> bool:
     a, b = node.sources
-    return a.type in DECODABLE and a.has_packed_rows and b.type in FLOATS and node.nb[0] == 4
+    return supports_product(node, a, b)
+
+
+def supports_product(node: Tensor, weights: Tensor, b: Tensor) -> bool:
+    return weights.type in DECODABLE and weights.has_packed_rows and b.type in FLOATS and node.nb[0] == 4
 
 
 def mul_mat(builder: PlanBuilder, node: Tensor) -> None:
@@ -67,7 +71,7 @@ def _quantized_inputs(builder: PlanBuilder, a: Tensor, b: Tensor) -> tuple[Share
     n_groups = a.ne[0] // GROUP
     together = 1 if b.ne[1] < TILE_COLUMNS_QUANTIZED else UNIT_COLUMNS
     unit_nbytes, n_units = n_groups * INPUT_NBYTES * together, -(-b.ne[1] // together)
-    inputs = _inputs(builder, "inputs", b, unit_nbytes, n_units, [together])
+    inputs = inputs_of(builder, "inputs", b, unit_nbytes, n_units, [together])
     return inputs, [inputs, unit_nbytes, unit_nbytes * n_units, n_groups]
 
 
@@ -85,7 +89,7 @@ def _float_rows(builder: PlanBuilder, node: Tensor) -> None:
         params: list[Param] = [Operand.of(b).address, b.nb[1], b.nb[2], n, code]
         builder.row("product_rows", node, [a, b], params)
         return
-    inputs = _inputs(builder, "inputs_float_row", b, 4 * n, b.ne[1])
+    inputs = inputs_of(builder, "inputs_float_row", b, 4 * n, b.ne[1])
     builder.row("product_rows", node, [a, b], [inputs, 4 * n, 4 * n * b.ne[1], n, code], shared=[inputs])
 
 
@@ -93,14 +97,14 @@ def _float_tiles(builder: PlanBuilder, node: Tensor) -> None:
     a, b = node.sources
     n, lanes = a.ne[0], builder.lanes
     unit_nbytes, n_units = 4 * UNIT_COLUMNS * n, -(-b.ne[1] // UNIT_COLUMNS)
-    inputs = _inputs(builder, "inputs_float_tile", b, unit_nbytes, n_units)
+    inputs = inputs_of(builder, "inputs_float_tile", b, unit_nbytes, n_units)
     codes = [Code(f"panel.{a.type.name}"), Code("tile.float")]
     params: list[Param] = [inputs, unit_nbytes, unit_nbytes * n_units, n, n, lanes, *codes, Private()]
     private = SPARE_NBYTES + 4 * lanes * n
     builder.row("product_tiles", node, [a, b], params, shared=[inputs], private_nbytes=private)
 
 
-def _inputs(
+def inputs_of(
     builder: PlanBuilder, kernel: str, b: Tensor, stride_nbytes: int, count: int, more: Sequence[Param] = ()
 ) -> Shared:
     """The activations in a layout of `product_inputs`: `count` columns or units per matrix."""

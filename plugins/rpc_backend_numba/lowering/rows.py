@@ -1,4 +1,4 @@
-"""RMS_NORM, SUM_ROWS, CUMSUM, ARGMAX, ARGSORT, TOP_K, GET_ROWS, SET_ROWS.
+"""RMS_NORM, NORM, L2_NORM, GROUP_NORM, SUM, SUM_ROWS, MEAN, CUMSUM, ARGMAX, ARGSORT, TOP_K, GET_ROWS, SET_ROWS.
 
 Belongs here: operations along rows and on rows by index. Must not be here: attention.
 """
@@ -6,9 +6,9 @@ Belongs here: operations along rows and on rows by index. Must not be here: atte
 from __future__ import annotations
 
 from rpc_backend.plugin_api import Tensor
-from rpc_backend_numba.arguments import Code, Private
+from rpc_backend_numba.arguments import Code, Param, Private
 from rpc_backend_numba.builder import PlanBuilder
-from rpc_backend_numba.lowering.types import DECODABLE, ENCODABLE, F32, I32
+from rpc_backend_numba.lowering.types import DECODABLE, ENCODABLE, F32, FLOATS, I32
 
 
 def supports_f32(node: Tensor) -> bool:
@@ -26,7 +26,7 @@ def supports_get_rows(node: Tensor) -> bool:
 
 def supports_set_rows(node: Tensor) -> bool:
     values = node.sources[0]
-    return values.type is F32 and node.type in ENCODABLE and node.has_packed_rows and values.has_packed_rows
+    return values.type in FLOATS and node.type in ENCODABLE and node.has_packed_rows and values.has_packed_rows
 
 
 def rms_norm(builder: PlanBuilder, node: Tensor) -> None:
@@ -34,7 +34,25 @@ def rms_norm(builder: PlanBuilder, node: Tensor) -> None:
 
 
 def sum_rows(builder: PlanBuilder, node: Tensor) -> None:
-    builder.row("sum_rows", node, node.sources)
+    builder.row("sum_rows", node, node.sources, [1.0])
+
+
+def mean(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("sum_rows", node, node.sources, [float(node.sources[0].ne[0])])
+
+
+def norm(builder: PlanBuilder, node: Tensor) -> None:
+    assert node.op is not None
+    builder.row(f"norm.{node.op.name}", node, node.sources, [float(node.params["eps"])])
+
+
+def group_norm(builder: PlanBuilder, node: Tensor) -> None:
+    params = node.params
+    builder.row("group_norm", node, node.sources, [float(params["eps"]), int(params["n_groups"])])
+
+
+def total(builder: PlanBuilder, node: Tensor) -> None:
+    builder.row("total", node, node.sources)
 
 
 def cumsum(builder: PlanBuilder, node: Tensor) -> None:
@@ -66,4 +84,6 @@ def get_rows(builder: PlanBuilder, node: Tensor) -> None:
 
 def set_rows(builder: PlanBuilder, node: Tensor) -> None:
     values, indices, _ = node.sources
-    builder.row("set_rows", node, [values, indices], [Code(f"from_float.{node.type.name}")])
+    decode, private = (0, 0) if values.type is F32 else (Code(f"to_float.{values.type.name}"), 4 * values.ne[0])
+    params: list[Param] = [Code(f"from_float.{node.type.name}"), decode, 0, Private()]
+    builder.row("set_rows", node, [values, indices], params, private_nbytes=private)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rpc_backend.plugin_api import ElementType, element_type
 from rpc_backend_numba.formats import FORMATS
 
-F32, F16, BF16, I32, I64 = (element_type(name) for name in ("F32", "F16", "BF16", "I32", "I64"))
+F32, F16, BF16, I8, I32, I64 = (element_type(name) for name in ("F32", "F16", "BF16", "I8", "I32", "I64"))
 FLOATS = frozenset({F32, F16, BF16})
 QUANTIZED = frozenset(element_type(name) for name in FORMATS)
 DECODABLE = FLOATS | QUANTIZED

@@ -21,6 +21,7 @@ from rpc_backend_numba.simd.arithmetic import (
     select,
     splat,
     vabs,
+    vsqrt,
     zero,
 )
 from rpc_backend_numba.simd.inline import helper
@@ -76,5 +77,6 @@ __all__ = [
     "store_at",
     "vabs",
     "vector",
+    "vsqrt",
     "zero",
 ]

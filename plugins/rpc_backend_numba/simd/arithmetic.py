@@ -56,7 +56,7 @@ def _same(name: str) -> Any:
     return typer
 
 
-_FMA, _FABS = _same("fmuladd"), _same("fabs")
+_FMA, _FABS, _SQRT = _same("fmuladd"), _same("fabs"), _same("sqrt")
 
 
 @intrinsic
@@ -69,6 +69,12 @@ def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 def vabs(typing_context: Any, a: Any) -> Any:
     """The magnitude of floats."""
     return _FABS(a)
+
+
+@intrinsic
+def vsqrt(typing_context: Any, a: Any) -> Any:
+    """The square root of floats; not a number below 0."""
+    return _SQRT(a)
 
 
 @intrinsic

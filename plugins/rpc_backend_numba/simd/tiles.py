@@ -16,12 +16,12 @@ from numba.core import cgutils
 
 from rpc_backend_numba.formats import (
     GROUP,
-    INPUT_MINUS_SUMS,
     INPUT_NBYTES,
     INPUT_SCALE,
     INPUT_SCALED_SUMS,
     UNIT_COLUMNS,
     Format,
+    zero_point_of_inputs,
 )
 from rpc_backend_numba.intrinsics import intrinsic
 from rpc_backend_numba.simd.arithmetic import broadcast, call_intrinsic, emit_dot4, suffix
@@ -30,6 +30,9 @@ from rpc_backend_numba.simd.vectors import VectorType
 
 FEW_COLUMNS = 2
 """A tile of so few columns has too few sums to hide the time of a dot product."""
+
+SIDE_BY_SIDE = 4
+"""Columns whose dot products are made in turns: one column's wait for each other."""
 
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -108,7 +111,7 @@ class _QuantizedStep:
     def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format, native: bool) -> None:
         self.lanes, self.n_columns, self.unit_columns, self.native = lanes, n_columns, unit_columns, native
         self.spans, self.has_minimum = GROUP // form.scale_span, form.has_minimum
-        self.zero_shift = form.zero_point.bit_length() - 1
+        self.form = form
         self.chains = 2 if n_columns <= FEW_COLUMNS else 1
         self.bytes = ir.VectorType(_I8, 4 * lanes)
         self.ints, self.floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
@@ -118,39 +121,56 @@ class _QuantizedStep:
     ) -> list[Any]:
         units = _unit_addresses(builder, inputs, unit_stride, self.n_columns // self.unit_columns)
         weights = [builder.bitcast(word, self.bytes) for word in quads]
+        sources = [
+            _offset(builder, units[column // self.unit_columns], column % self.unit_columns * INPUT_NBYTES)
+            for column in range(self.n_columns)
+        ]
         results = []
-        for column, total in enumerate(totals):
-            within = column % self.unit_columns * INPUT_NBYTES
-            source = _offset(builder, units[column // self.unit_columns], within)
-            for span in range(self.spans):
-                total = self._span(builder, total, weights, numbers[span::2], source, span)
-            results.append(total)
+        for first in range(0, self.n_columns, SIDE_BY_SIDE):
+            places = sources[first : first + SIDE_BY_SIDE]
+            dots = [self._dots(builder, weights, places, span) for span in range(self.spans)]
+            for total, place, *of_column in zip(totals[first : first + SIDE_BY_SIDE], places, *dots, strict=True):
+                results.append(self._add(builder, total, of_column, numbers, place))
         return results
 
-    def _span(self, builder: Any, total: Any, weights: list[Any], numbers: list[Any], source: Any, span: int) -> Any:
-        which = 4 * (span + 1 if self.spans == 2 else 0)
-        dot = self._dot(builder, weights, source, span, which)
+    def _add(self, builder: Any, total: Any, dots: list[Any], numbers: list[Any], source: Any) -> Any:
+        """Add a column's dot products of all spans."""
         scale = self._splat(builder, _offset(builder, source, INPUT_SCALE), _F32)
-        by_scale = builder.fmul(builder.sitofp(dot, self.floats), scale)
-        total = _fma(builder, by_scale, numbers[0], total)
+        dots = [builder.sitofp(dot, self.floats) for dot in dots]
+        if self.spans == 1:
+            total = _fma(builder, builder.fmul(dots[0], scale), numbers[0], total)
+        else:
+            both = _fma(builder, dots[1], numbers[1], builder.fmul(dots[0], numbers[0]))
+            total = _fma(builder, both, scale, total)
         if self.has_minimum:
-            sums = self._splat(builder, _offset(builder, source, INPUT_SCALED_SUMS + which), _F32)
-            total = _fma(builder, numbers[1], sums, total)
+            for span in range(self.spans):
+                which = 4 * (span + self.spans - 1)
+                sums = self._splat(builder, _offset(builder, source, INPUT_SCALED_SUMS + which), _F32)
+                total = _fma(builder, numbers[2 + span], sums, total)
         return total
 
-    def _dot(self, builder: Any, weights: list[Any], source: Any, span: int, which: int) -> Any:
-        """The dot products of the weights less their zero point; so many chains that none is waited for."""
-        dots = [ir.Constant(self.ints, None)] * self.chains
-        if self.zero_shift >= 0:
-            minus_sum = self._splat(builder, _offset(builder, source, INPUT_MINUS_SUMS + which), _I32)
-            dots[-1] = builder.shl(minus_sum, ir.Constant(self.ints, [self.zero_shift] * self.lanes))
+    def _dots(self, builder: Any, weights: list[Any], sources: list[Any], span: int) -> list[Any]:
+        """The dot products of the weights less their zero point, of columns side by side."""
+        chains = [self._chains(builder, source, span) for source in sources]
         per_span = len(weights) // self.spans
         for quad in range(span * per_span, (span + 1) * per_span):
-            word = self._splat(builder, _offset(builder, source, 4 * quad), _I32)
-            inputs = builder.bitcast(word, self.bytes)
             chain = quad % self.chains
-            dots[chain] = emit_dot4(builder, self.native, dots[chain], weights[quad], inputs)
-        return dots[0] if self.chains == 1 else builder.add(*dots)
+            for dots, source in zip(chains, sources, strict=True):
+                word = self._splat(builder, _offset(builder, source, 4 * quad), _I32)
+                inputs = builder.bitcast(word, self.bytes)
+                dots[chain] = emit_dot4(builder, self.native, dots[chain], weights[quad], inputs)
+        return [dots[0] if self.chains == 1 else builder.add(*dots) for dots in chains]
+
+    def _chains(self, builder: Any, source: Any, span: int) -> list[Any]:
+        """What the dot products of a column are added to: so many sums that none is waited for."""
+        dots = [ir.Constant(self.ints, None)] * self.chains
+        if self.form.zero_point:
+            offset, shift = zero_point_of_inputs(self.form, span)
+            dots[-1] = self._splat(builder, _offset(builder, source, offset), _I32)
+            if shift:
+                turn = builder.shl if shift > 0 else builder.ashr
+                dots[-1] = turn(dots[-1], ir.Constant(self.ints, [abs(shift)] * self.lanes))
+        return dots
 
     def _splat(self, builder: Any, address: Any, kind: Any) -> Any:
         return broadcast(builder, emit_load(builder, address, kind), self.lanes)

@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 
 from rpc_backend_numba.intrinsics import intrinsic
-from rpc_backend_numba.simd.arithmetic import broadcast
+from rpc_backend_numba.simd.arithmetic import broadcast, call_intrinsic, suffix
 from rpc_backend_numba.simd.memory import emit_load
 from rpc_backend_numba.simd.shuffles import emit_lookup, emit_shuffle
 from rpc_backend_numba.simd.vectors import vector
@@ -133,6 +133,27 @@ def words_or(typing_context: Any, words: Any, others: Any, shift: Any) -> Any:
         return cgutils.pack_array(builder, [builder.or_(a, builder.shl(b, shifts)) for a, b in pairs])
 
     return words(words, words, types.intp), emit
+
+
+@intrinsic
+def words_merge(typing_context: Any, words: Any, others: Any, turn: Any, mask: Any) -> Any:
+    """`words_merge(words, others, turn, mask)`: with those bits of each byte of `mask`, of `others` turned left.
+
+    A turn goes round the 32 bits of a word: one by 32 - n is one to the right by n.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes, whole = words.dtype.lanes, words.dtype.llvm
+        turns = broadcast(builder, builder.trunc(args[2], _I32), lanes)
+        masks = _each_byte(builder, args[3], lanes)
+        name = f"llvm.fshl.{suffix(whole)}"
+        merged = []
+        for a, b in zip(*(cgutils.unpack_tuple(builder, arg) for arg in args[:2]), strict=True):
+            turned = call_intrinsic(builder, name, whole, [b, b, turns])
+            merged.append(builder.or_(a, builder.and_(turned, masks)))
+        return cgutils.pack_array(builder, merged)
+
+    return words(words, words, types.intp, types.intp), emit
 
 
 @intrinsic

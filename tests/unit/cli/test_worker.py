@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from click.testing import CliRunner
 
 from rpc_backend.cli.worker import listing, worker
@@ -37,3 +38,26 @@ def test_a_bad_size_is_a_usage_error() -> None:
     result = CliRunner().invoke(worker, ["--mem", "lots"])
     assert result.exit_code == 2
     assert "'lots' is not a size" in result.output
+
+
+class _Warm:
+    """A device that says what it was asked."""
+
+    def __init__(self, said: list[str]) -> None:
+        self._said = said
+
+    def warm(self) -> str:
+        self._said.append("warm")
+        return "cpu: 3 kernels"
+
+    def close(self) -> None:
+        self._said.append("close")
+
+
+def test_warm_alone_prepares_the_devices_and_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    backend_of = ComputeBackend("numba", lambda: Probe(True), lambda options: [_Warm(said)])
+    monkeypatch.setattr("rpc_backend.registry.load_registry", lambda: Registry({"numba": backend_of}, {}))
+    result = CliRunner().invoke(worker, ["--warm"])
+    assert (result.exit_code, result.output) == (0, "warm cpu: 3 kernels\n")
+    assert said == ["warm", "close"]
