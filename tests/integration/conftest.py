@@ -73,6 +73,13 @@ def _running(module: str, *arguments: str | Path, environment: dict[str, str] | 
         command.process.communicate(timeout=START_S)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_count() -> None:
+    """Let SIGINT through: a shell starts what runs in its background with it ignored, which children inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Command]]:
     """A function that starts `zmq-rpc` or `zmq-rpc-worker` (as `main` or `worker`); all end with the test."""
