@@ -224,7 +224,8 @@ class Engine:
             under.group.live.update(under.members)
         by_text = [job for job in drawn.values() if job.ends_by_text]
         pieces = [(job, piece) for job in by_text for piece in job.read()]
-        self._start_decode(under.group)
+        if not under.is_prefill:
+            self._start_decode(under.group)
         rest = [job for job in drawn.values() if not job.ends_by_text]
         return pieces + [(job, piece) for job in rest for piece in job.read()]
 

@@ -154,7 +154,9 @@ def test_too_many_frames_end_the_connection(server, dealer):
     server.wait_for(lambda: len(server.got) == 1)
     dealer.send_multipart([b"x"] * 5000)
     server.wait_for(lambda: len(server.lost) == 1)
-    with pytest.raises(zmq.Again):  # the connection is gone, and this socket does not make another
+    # The connection is gone, and this socket does not make another; it hears of that a moment later.
+    server.wait_for(lambda: not dealer.poll(0, zmq.POLLOUT))
+    with pytest.raises(zmq.Again):
         dealer.send_multipart([b"after"], zmq.NOBLOCK)
 
 

@@ -210,8 +210,8 @@ class RdmaLink(PayloadLink):
         if self._broken is not None:
             return False
         try:
+            sent = self._drain(self._send_queue, self._on_sent)  # first: where a send failed, receives are flushed
             received = self._drain(self._receive_queue, self._on_received)
-            sent = self._drain(self._send_queue, self._on_sent)
             self._return_credits()
         except OSError as error:
             raise self._break(str(error)) from error

@@ -7,7 +7,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-TOP_LEVEL = {"rpc_backend", "rpc_backend_reference", "rpc_backend_numba", "rpc_transport_tcp"}
+_PLUGINS = {
+    "rpc_backend_reference",
+    "rpc_backend_numba",
+    "rpc_transport_ggml",
+    "rpc_transport_rdma",
+    "rpc_transport_tcp",
+}
+TOP_LEVEL = {"rpc_backend", *_PLUGINS}
 TIMEOUT_S = 120
 
 
