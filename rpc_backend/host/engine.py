@@ -211,7 +211,10 @@ class Engine:
         return sampling_of(samplers, self._context.n_vocab, log_probs=log_probs)
 
     def _finish(self, under: _Under) -> Advance:
-        """Count the tokens of a step, start the group's next one, and only then turn tokens into text."""
+        """Count the tokens of a step, start the group's next one, and only then turn tokens into text.
+
+        After a prefill `advance` starts the next one: who waits for the end of all prompts sees no step under way.
+        """
         under.step.wait()
         if not under.members:
             return []

@@ -56,7 +56,19 @@ class Resource:
         self.close()
 
     def close(self) -> None:
+        """Close it once nothing uses it any more. A second call does nothing."""
+        if self.closed:
+            return
+        self.ensure_unused()
+        self._shut()
+
+    def _shut(self) -> None:
+        """Mark it closed and let go of what it holds; its use by others is over, or nobody can see it any more."""
         raise NotImplementedError
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            self._shut()
 
 
 class CompChannel(Resource):
@@ -93,21 +105,10 @@ class CompChannel(Resource):
         queue.unacknowledged += 1
         return queue
 
-    def close(self) -> None:
-        """Close it once its queues are closed."""
-        if self.closed:
-            return
-        self.ensure_unused()
-        self._shut()
-
     def _shut(self) -> None:
         self.closed = True
         os.close(self._fd)
         self.context.users.discard(id(self))
-
-    def __del__(self) -> None:
-        if not getattr(self, "closed", True):
-            self._shut()
 
 
 class CQ(Resource):
@@ -182,19 +183,8 @@ class CQ(Resource):
             raise ValueError("cannot acknowledge more CQ events than were received")
         self.unacknowledged -= nevents
 
-    def close(self) -> None:
-        """Close it once no queue pair uses it."""
-        if self.closed:
-            return
-        self.ensure_unused()
-        self._shut()
-
     def _shut(self) -> None:
         self.closed = True
         self.context.users.discard(id(self))
         if self.channel is not None:
             self.channel.users.discard(id(self))
-
-    def __del__(self) -> None:
-        if not getattr(self, "closed", True):
-            self._shut()

@@ -139,21 +139,19 @@ class RegionTable:
 
 def copy_in(region: Region, addr: int, source: int, nbytes: int) -> bool:
     """Write into a region; False when it was deregistered meanwhile."""
-    region.busy = True
-    try:
-        if region.alive:
-            copy_bytes(addr, source, nbytes)
-        return region.alive
-    finally:
-        region.busy = False
+    return _copy(region, addr, source, nbytes)
 
 
 def copy_out(region: Region, addr: int, destination: int, nbytes: int) -> bool:
     """Read from a region; False when it was deregistered meanwhile."""
+    return _copy(region, destination, addr, nbytes)
+
+
+def _copy(region: Region, target: int, source: int, nbytes: int) -> bool:
     region.busy = True
     try:
         if region.alive:
-            copy_bytes(destination, addr, nbytes)
+            copy_bytes(target, source, nbytes)
         return region.alive
     finally:
         region.busy = False

@@ -139,20 +139,9 @@ class PD(Resource):
             raise VerbsError("ibv_create_qp", errno.EINVAL)
         return QP(self, init_attr)
 
-    def close(self) -> None:
-        """Close it once its regions and queue pairs are closed."""
-        if self.closed:
-            return
-        self.ensure_unused()
-        self._shut()
-
     def _shut(self) -> None:
         self.closed = True
         self.context.users.discard(id(self))
-
-    def __del__(self) -> None:
-        if not getattr(self, "closed", True):
-            self._shut()
 
 
 class MR(Resource):
@@ -188,16 +177,11 @@ class MR(Resource):
         """Return a piece of this region."""
         return SGE(self, self.length - offset if length is None else length, offset=offset)
 
-    def close(self) -> None:
+    def _shut(self) -> None:
         """Deregister; the device has its hands off the memory when this returns."""
-        if not self.closed:
-            self.closed = True
-            self.pd.context.opened.regions.remove(self._region)
-            self.pd.users.discard(id(self))
-
-    def __del__(self) -> None:
-        if not getattr(self, "closed", True):
-            self.close()
+        self.closed = True
+        self.pd.context.opened.regions.remove(self._region)
+        self.pd.users.discard(id(self))
 
 
 class QP(Resource):
@@ -278,14 +262,9 @@ class QP(Resource):
         self.ensure()
         self._queues.post_recv([wrs] if isinstance(wrs, RecvWR) else list(wrs))
 
-    def close(self) -> None:
+    def _shut(self) -> None:
         """Destroy it, with its completions that were not polled; the peer is not told."""
-        if not self.closed:
-            self.closed = True
-            self._queues.close()
-            for used in (self.pd, self.send_cq, self.recv_cq):
-                used.users.discard(id(self))
-
-    def __del__(self) -> None:
-        if not getattr(self, "closed", True):
-            self.close()
+        self.closed = True
+        self._queues.close()
+        for used in (self.pd, self.send_cq, self.recv_cq):
+            used.users.discard(id(self))
