@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ VERSIONS = (2, 3)
 _HEADER = struct.Struct("<4sI")
 _COUNT = struct.Struct("<Q")
 _SPLIT_KEY = "split.count"
+_STRINGS = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING]
 _DAMAGED = "the file is damaged or was cut short; download or convert it again"
 
 
@@ -107,12 +108,10 @@ class _Reader(gguf.GGUFReader):
         item_code, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
         item_kind, start = gguf.GGUFValueType(item_code[0]), orig_offs + 12
         if item_kind is gguf.GGUFValueType.STRING:
-            values: list[Any] = list(_strings(self.data.data, start, int(count[0])))
-            nbytes = sum(len(value) for value in values) + _COUNT.size * len(values)
-        else:
-            values = [self._array(start, item_kind, int(count[0]))]
-            nbytes = values[0].nbytes
-        return 12 + nbytes, [item_code, count, *values], list(range(2, 2 + len(values))), [kind, item_kind]
+            strings, nbytes = _strings(self.data.data, start, int(count[0]))
+            return 12 + nbytes, [item_code, count, strings], [2], [kind, item_kind]
+        values = self._array(start, item_kind, int(count[0]))
+        return 12 + values.nbytes, [item_code, count, values], [2], [kind, item_kind]
 
     def _array(self, start: int, kind: gguf.GGUFValueType, count: int) -> npt.NDArray[Any]:
         dtype = self.gguf_scalar_to_np.get(kind)
@@ -164,6 +163,8 @@ def _is_key(name: str) -> bool:
 
 def _plain_value(name: str, field: gguf.ReaderField) -> Any:
     try:
+        if field.types == _STRINGS:
+            return [value.decode() for value in field.parts[-1]]
         return field.contents()
     except UnicodeDecodeError as error:
         raise ModelFileError(f"metadata key {name} holds text that is not UTF-8; {_DAMAGED}") from error
@@ -177,15 +178,20 @@ def _check_whole(metadata: Mapping[str, Any]) -> None:
         )
 
 
-def _strings(content: memoryview, start: int, count: int) -> Iterator[memoryview]:
-    """Yield the bytes of `count` strings, each behind its 64-bit length."""
-    for _ in range(count):
-        (length,) = _COUNT.unpack_from(content, start) if start + _COUNT.size <= len(content) else (len(content),)
-        start += _COUNT.size
-        if start + length > len(content):
-            raise ValueError(f"a list of {count} strings reaches behind the end of the file")
-        yield content[start : start + length]
-        start += length
+def _strings(content: memoryview, start: int, count: int) -> tuple[list[bytes], int]:
+    """Return the bytes of `count` strings, each behind its 64-bit length, and how many they are in all."""
+    values: list[bytes] = []
+    end, read, size = start, _COUNT.unpack_from, _COUNT.size
+    try:
+        for _ in range(count):  # a vocabulary has some 100,000; views of them would keep the garbage collector busy
+            first = end + size
+            end = first + read(content, end)[0]
+            values.append(content[first:end].tobytes())
+    except (struct.error, OverflowError):
+        end = len(content) + 1
+    if end > len(content):
+        raise ValueError(f"a list of {count} strings reaches behind the end of the file")
+    return values, end - start
 
 
 def _locate(field: gguf.ReaderField, data_start: int, content: npt.NDArray[np.uint8]) -> GgufTensor:

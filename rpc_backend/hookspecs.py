@@ -34,12 +34,14 @@ class DeviceOptions:
     """What the user asked of a compute backend.
 
     `threads` 0 = the backend's own choice. `cache_dir` is where compiled kernels may be kept. `extra` are
-    the `key=value` pairs of `--device NAME:key=value`; a backend refuses those it does not know.
+    the `key=value` pairs of `--device NAME:key=value`; a backend refuses those it does not know. `cpu_features`
+    is what `ZMQ_RPC_CPU_FEATURES` says of a CPU's instructions.
     """
 
     threads: int = 0
     cache_dir: Path | None = None
     extra: dict[str, str] = field(default_factory=dict)
+    cpu_features: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ def parse_device(text: str, threads: int, settings: Settings) -> tuple[str, Devi
         ConfigError: a part that is not `key=value`.
     """
     name, extra = parse_options(text, "device")
-    return name, DeviceOptions(threads, kernel_cache(settings), extra)
+    return name, DeviceOptions(threads, kernel_cache(settings), extra, settings.cpu_features)
 
 
 def parse_options(text: str, what: str) -> tuple[str, dict[str, str]]:

@@ -39,6 +39,7 @@ class Settings:
     )
     proto_minor: int = _setting(-1, low=-1, help="speak as an older client of this protocol minor; -1 is the newest")
     cache_dir: str = _setting("", help="folder of compiled kernels; empty is the user's cache folder")
+    cpu_features: str = _setting("auto", help="instructions of the numba backend: auto, avx512, avx2 or portable")
     no_batched_get: bool = _setting(False, help="read every tensor with a message of its own")
     no_async_copy: bool = _setting(False, help="copy between devices and run steps one after another, without SUBMIT")
     p2p: bool = _setting(True, help="workers send results to each other; 0 takes them through the host")

@@ -28,7 +28,8 @@ def _probe() -> Probe:
 def _create(options: DeviceOptions) -> Sequence[Device]:
     """Make the one device of this machine's processor.
 
-    Option `cpu_features` (auto, avx512, avx2, portable) says which instructions its kernels may use.
+    Option `cpu_features` (auto, avx512, avx2, portable) says which instructions its kernels may use, or else the
+    setting of that name.
     """
     unknown = sorted(set(options.extra) - _OPTIONS)
     if unknown:
@@ -45,7 +46,7 @@ def _create(options: DeviceOptions) -> Sequence[Device]:
     from rpc_backend_numba.targets import choose_target
     from rpc_backend_numba.threads import default_thread_count
 
-    target = choose_target(options.extra.get("cpu_features", "auto"))
+    target = choose_target(options.extra.get("cpu_features", options.cpu_features))
     root = options.cache_dir or Path(platformdirs.user_cache_dir("zmq-rpc-backend"))
     library = KernelLibrary(target, KernelCache(cache_folder(root, target)))
     return [NumbaDevice(library, options.threads or default_thread_count())]

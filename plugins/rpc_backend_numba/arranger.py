@@ -22,7 +22,7 @@ from rpc_backend.plugin_api import Graph, Tensor
 from rpc_backend_numba.arguments import Code, Operand, Private, Row
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.formats import TILE_ROWS
-from rpc_backend_numba.large_pages import make_large_pages
+from rpc_backend_numba.large_pages import SmallPages
 from rpc_backend_numba.library import KernelLibrary
 from rpc_backend_numba.table import Table
 from rpc_backend_numba.threads import ComputeThreads
@@ -76,6 +76,11 @@ class Arranger:
         self.version = 0
         self._library = library
         self._threads = threads
+        self._small_pages = SmallPages()
+
+    def count_run(self) -> None:
+        """A plan ran. Called with the lock held."""
+        self._small_pages.count_run()
 
     def settle(self, uses: Uses) -> frozenset[Place]:
         """Return which matrices and tables are to be interleaved, now that this plan is there too."""
@@ -105,7 +110,7 @@ class Arranger:
                 self._move("interleave", [(region, _moves_in_place(buffer, region)) for region in regions])
                 buffer.interleaved |= set(regions)
             start, end = min(region.offset for region in regions), max(region.end for region in regions)
-            make_large_pages(buffer.bytes, start, end)
+            self._small_pages.add(buffer.bytes, start, end)
         nbytes = sum(region.end - region.offset for _, region in found)
         _log.debug("interleaved %d tensors, %d bytes, in %.3f s", len(found), nbytes, time.monotonic() - started)
 

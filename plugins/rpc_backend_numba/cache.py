@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import BinaryIO
@@ -109,7 +110,8 @@ class KernelCache:
 
 def cache_folder(root: Path, target: Target, package: Path = Path(__file__).parent) -> Path:
     """Return the folder below `root` for kernels of this code on this CPU; `package` is the folder of the code."""
-    facts = [_sources_digest(package), _version("numba"), _version("llvmlite"), cpu_name(), machine_features(target)]
+    versions = [_version("numba"), _version("llvmlite")]
+    facts = [_sources_digest(package), *versions, cpu_name(), machine_features(target), astuple(target)]
     key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
     return root / "numba-kernels" / f"{cpu_name()}-{target.name}-{key}"
 

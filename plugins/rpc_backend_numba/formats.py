@@ -19,13 +19,15 @@ class Format:
     """A weight is `scale * (q - zero_point) + minimum`, q being a byte.
 
     `fields` is what a block is made of, in order: how many words of 1, 2 or 4 bytes. One scale (and minimum, if
-    `has_minimum`) holds for `scale_span` weights, 32 or 16. `zero_point` is a power of two or 0.
+    `has_minimum`) holds for `scale_span` weights, 32 or 16. `zero_point` is a power of two or 0. `largest` is the
+    largest q there can be; above 127 the zero point is 128, so that q less that is a signed byte.
     """
 
     name: str
     block_size: int
     fields: tuple[tuple[int, int], ...]
     zero_point: int
+    largest: int
     scale_span: int = GROUP
     has_minimum: bool = False
 
@@ -42,19 +44,19 @@ class Format:
 FORMATS = {
     item.name: item
     for item in (
-        Format("Q4_0", 32, ((1, 2), (4, 4)), 8),
-        Format("Q4_1", 32, ((2, 2), (4, 4)), 0, has_minimum=True),
-        Format("Q5_0", 32, ((1, 2), (5, 4)), 16),
-        Format("Q5_1", 32, ((2, 2), (5, 4)), 0, has_minimum=True),
-        Format("Q8_0", 32, ((1, 2), (8, 4)), 128),
-        Format("IQ4_NL", 32, ((1, 2), (4, 4)), 128),
-        Format("MXFP4", 32, ((1, 1), (4, 4)), 128),
-        Format("IQ4_XS", 256, ((2, 2), (33, 4)), 128),
-        Format("Q2_K", 256, ((20, 4), (2, 2)), 0, 16, has_minimum=True),
-        Format("Q3_K", 256, ((27, 4), (1, 2)), 4, 16),
-        Format("Q4_K", 256, ((2, 2), (35, 4)), 0, has_minimum=True),
-        Format("Q5_K", 256, ((2, 2), (43, 4)), 0, has_minimum=True),
-        Format("Q6_K", 256, ((52, 4), (1, 2)), 32, 16),
+        Format("Q4_0", 32, ((1, 2), (4, 4)), 8, 15),
+        Format("Q4_1", 32, ((2, 2), (4, 4)), 0, 15, has_minimum=True),
+        Format("Q5_0", 32, ((1, 2), (5, 4)), 16, 31),
+        Format("Q5_1", 32, ((2, 2), (5, 4)), 0, 31, has_minimum=True),
+        Format("Q8_0", 32, ((1, 2), (8, 4)), 128, 255),
+        Format("IQ4_NL", 32, ((1, 2), (4, 4)), 128, 241),
+        Format("MXFP4", 32, ((1, 1), (4, 4)), 128, 140),
+        Format("IQ4_XS", 256, ((2, 2), (33, 4)), 128, 241),
+        Format("Q2_K", 256, ((20, 4), (2, 2)), 0, 3, 16, has_minimum=True),
+        Format("Q3_K", 256, ((27, 4), (1, 2)), 4, 7, 16),
+        Format("Q4_K", 256, ((2, 2), (35, 4)), 0, 15, has_minimum=True),
+        Format("Q5_K", 256, ((2, 2), (43, 4)), 0, 31, has_minimum=True),
+        Format("Q6_K", 256, ((52, 4), (1, 2)), 32, 63, 16),
     )
 }
 

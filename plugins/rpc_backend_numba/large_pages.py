@@ -4,7 +4,8 @@ Belongs here: asking the system for them. Must not be here: which memory gets th
 
 Weights are read from end to end in every step: with pages of 2 MiB a core reads them half as fast again. Asked for
 before the first touch they make a load slower, much so in a virtual machine whose host must find them. So they are
-made of pages that are there, beside what goes on.
+made of pages that are there, beside what goes on, but not at once: while the system makes one, whoever needs any other
+new page of the process waits, and those who just loaded a model wait for its first token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,32 @@ import numpy.typing as npt
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1; older systems refuse it
 _PAGE_NBYTES = 2 << 20
 _STEP_NBYTES = 8 * _PAGE_NBYTES
+_RUNS_BEFORE = 3  # a model is warmed up, reads a prompt, and gives its second token
+
+
+class SmallPages:
+    """Filled memory that gets large pages once what goes on has run a few times. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[weakref.ref[npt.NDArray[np.uint8]], int, int]] = []
+        self._runs_left = 0
+
+    def add(self, memory: npt.NDArray[np.uint8], start: int, end: int) -> None:
+        """Take bytes [start, end) of a mapping in."""
+        self._found.append((weakref.ref(memory), start, end))
+        self._runs_left = _RUNS_BEFORE
+
+    def count_run(self) -> list[threading.Thread]:
+        """Something ran: begin when it was enough. Returns the threads that do it."""
+        if not self._found:
+            return []
+        self._runs_left -= 1
+        if self._runs_left > 0:
+            return []
+        found, self._found = self._found, []
+        kept = [(memory, start, end) for reference, start, end in found if (memory := reference()) is not None]
+        threads = [make_large_pages(memory, start, end) for memory, start, end in kept]
+        return [thread for thread in threads if thread is not None]
 
 
 def make_large_pages(memory: npt.NDArray[np.uint8], start: int, end: int) -> threading.Thread | None:

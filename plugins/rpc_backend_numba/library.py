@@ -14,8 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
+from rpc_backend.plugin_api import Glu, Unary
 from rpc_backend_numba.cache import KernelCache
 from rpc_backend_numba.code import CodeLoader
+from rpc_backend_numba.formats import FORMATS
 from rpc_backend_numba.targets import Target
 
 if TYPE_CHECKING:
@@ -27,54 +29,62 @@ _WAIT_S = 60.0
 
 
 class KernelSource(NamedTuple):
-    """Where a kernel is made: `module.factory(layer, *variant)` returns a function of `n_args` int64s."""
+    """Where a kernel is made: `module.factory(layer, *variant)` returns a function of `n_args` int64s.
+
+    `variants` are all that a graph may need; without any the factory takes only the layer.
+    """
 
     module: str
     factory: str
     n_args: int = 3
+    variants: tuple[str, ...] = ()
 
+
+_FLOATS = ("F32", "F16", "BF16")
+_BLOCKS = tuple(FORMATS)
+_ENCODED = (*_FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 
 KERNELS: dict[str, KernelSource] = {
     "run": KernelSource("walker", "make_run", 2),
     "serve": KernelSource("walker", "make_serve"),
-    "inputs": KernelSource("product_inputs", "make_inputs"),
-    "inputs_float_row": KernelSource("product_inputs", "make_inputs_float_row"),
-    "inputs_float_tile": KernelSource("product_inputs", "make_inputs_float_tile"),
+    "inputs": KernelSource("product_inputs", "make_inputs", 3, _FLOATS),
+    "inputs_float_row": KernelSource("product_inputs", "make_inputs_float_row", 3, _FLOATS),
+    "inputs_float_tile": KernelSource("product_inputs", "make_inputs_float_tile", 3, _FLOATS),
     "product_rows": KernelSource("product", "make_product_rows"),
     "product_tiles": KernelSource("product", "make_product_tiles"),
     "expert_groups": KernelSource("experts", "make_groups"),
-    "expert_units": KernelSource("experts", "make_units"),
+    "expert_units": KernelSource("experts", "make_units", 3, ("quantized", "float")),
     "expert_tiles": KernelSource("experts", "make_expert_tiles"),
     "expert_rows": KernelSource("experts", "make_expert_rows"),
     "add_id": KernelSource("experts", "make_add_id"),
-    "rows": KernelSource("product_rows", "make_rows", 9),
-    "float_rows": KernelSource("product_rows", "make_float_rows", 9),
-    "panel": KernelSource("product_panels", "make_panel", 6),
-    "tile": KernelSource("product_tiles", "make_tile", 9),
-    "interleave": KernelSource("interleave", "make_interleave", 6),
-    "separate": KernelSource("interleave", "make_separate", 6),
-    "pick": KernelSource("interleave", "make_pick", 4),
+    "rows": KernelSource("product_rows", "make_rows", 9, _BLOCKS),
+    "float_rows": KernelSource("product_rows", "make_float_rows", 9, _FLOATS),
+    "panel": KernelSource("product_panels", "make_panel", 6, _FLOATS),
+    "tile": KernelSource("product_tiles", "make_tile", 9, (*_BLOCKS, "float")),
+    "interleave": KernelSource("interleave", "make_interleave", 6, _BLOCKS),
+    "separate": KernelSource("interleave", "make_separate", 6, _BLOCKS),
+    "pick": KernelSource("interleave", "make_pick", 4, _BLOCKS),
     "rearrange": KernelSource("interleave", "make_rearrange"),
-    "to_float": KernelSource("row_codecs", "make_to_float"),
-    "from_float": KernelSource("row_codecs", "make_from_float"),
-    "copy": KernelSource("copies", "make_copy"),
-    "copy_rows": KernelSource("copies", "make_copy_rows"),
+    "to_float": KernelSource("row_codecs", "make_to_float", 3, (*_FLOATS, *_BLOCKS)),
+    "from_float": KernelSource("row_codecs", "make_from_float", 3, _ENCODED),
+    "copy": KernelSource("copies", "make_copy", 3, ("same", "float", "to_int", "to_float")),
+    "copy_rows": KernelSource("copies", "make_copy_rows", 3, ("same", "encode", "decode", "both")),
     "concat": KernelSource("copies", "make_concat"),
     "repeat": KernelSource("copies", "make_repeat"),
     "get_rows": KernelSource("rows", "make_get_rows"),
     "set_rows": KernelSource("rows", "make_set_rows"),
-    "binary": KernelSource("elementwise", "make_binary"),
+    "binary": KernelSource("elementwise", "make_binary", 3, ("ADD", "SUB", "MUL", "DIV")),
     "scale": KernelSource("elementwise", "make_scale"),
-    "unary": KernelSource("elementwise", "make_unary"),
-    "function": KernelSource("elementwise", "make_function"),
-    "wave": KernelSource("elementwise", "make_wave"),
+    "unary": KernelSource("elementwise", "make_unary", 3, tuple(kind.name for kind in Unary)),
+    "function": KernelSource("elementwise", "make_function", 3, ("SQR", "SQRT", "LEAKY_RELU")),
+    "wave": KernelSource("elementwise", "make_wave", 3, ("SIN", "COS")),
     "log": KernelSource("elementwise", "make_log"),
     "clamp": KernelSource("elementwise", "make_clamp"),
-    "glu": KernelSource("elementwise", "make_glu"),
+    "glu": KernelSource("elementwise", "make_glu", 3, tuple(kind.name for kind in Glu)),
     "rms_norm": KernelSource("reductions", "make_rms_norm"),
     "sum_rows": KernelSource("reductions", "make_sum_rows"),
-    "soft_max": KernelSource("reductions", "make_soft_max"),
-    "norm": KernelSource("norms", "make_norm"),
+    "soft_max": KernelSource("reductions", "make_soft_max", 3, ("none", "F32", "F16")),
+    "norm": KernelSource("norms", "make_norm", 3, ("NORM", "L2_NORM")),
     "group_norm": KernelSource("norms", "make_group_norm"),
     "total": KernelSource("sums", "make_total"),
     "cumsum": KernelSource("sums", "make_cumsum"),
@@ -92,10 +102,19 @@ KERNELS: dict[str, KernelSource] = {
     "top_k": KernelSource("selection", "make_top_k"),
     "argsort": KernelSource("sorting", "make_argsort"),
     "angles": KernelSource("rope", "make_angles"),
-    "rope": KernelSource("rope", "make_rope"),
-    "attention": KernelSource("attention", "make_attention"),
+    "rope": KernelSource("rope", "make_rope", 3, ("NORMAL", "NEOX")),
+    "attention": KernelSource("attention", "make_attention", 3, ("F16", "F32", "any")),
 }
 """A kernel's name is one of these, with its variant after a dot: `rows.Q4_1`."""
+
+
+def all_kernels() -> list[str]:
+    """Return the names of all kernels that a graph may need."""
+    return [
+        f"{kind}.{variant}" if variant else kind
+        for kind, source in KERNELS.items()
+        for variant in source.variants or ("",)
+    ]
 
 
 class KernelLibrary:

@@ -43,6 +43,7 @@ class NumbaPlan(RunnablePlan):
             error[layout.ERROR_NODE] = 0
             self._threads.run(self._table.rows)
             failed = [int(word) for word in error]
+            self._arranger.count_run()
         del held
         if failed[layout.ERROR_NODE]:
             self._raise(failed)

@@ -8,10 +8,17 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import llvmlite.binding as llvm
 
 from rpc_backend.plugin_api import ConfigError
+
+ByteDot = Literal["vnni", "pairs", "signed", "widened"]
+"""How bytes are multiplied and added: by `vpdpbusd`, `pmaddubsw` and `pmaddwd`, ARM's `sdot`, or plain LLVM."""
+
+ByteLookup = Literal["pshufb", "tbl", "selected"]
+"""How bytes are looked up in a table of 16: x86's or ARM's instruction, or plain LLVM."""
 
 CHOICES = ("auto", "avx512", "avx2", "portable")
 
@@ -20,16 +27,15 @@ CHOICES = ("auto", "avx512", "avx2", "portable")
 class Target:
     """What kernels may use.
 
-    `lanes` is how many float32 one vector holds; `byte_dot` whether the CPU multiplies and adds bytes in one
-    instruction (AVX-512 VNNI); `half_convert` whether it converts half-precision floats; `byte_shuffle` whether
-    x86's byte shuffle is there.
+    `lanes` is how many float32 one vector holds; `byte_dot` how bytes are multiplied and added; `half_convert` whether
+    the CPU converts half-precision floats; `byte_shuffle` how bytes are looked up.
     """
 
     name: str
     lanes: int
-    byte_dot: bool
+    byte_dot: ByteDot
     half_convert: bool
-    byte_shuffle: bool
+    byte_shuffle: ByteLookup
 
 
 @cache
@@ -62,8 +68,12 @@ def choose_target(choice: str = "auto") -> Target:
 def _target(name: str) -> Target:
     features = cpu_features()
     if name == "avx512":
-        return Target(name, 16, features.get("avx512vnni", False), True, True)
-    return Target(name, 8, False, name == "avx2", name == "avx2")
+        return Target(name, 16, "vnni" if features.get("avx512vnni") else "pairs", True, "pshufb")
+    if name == "avx2":  # AVX-VNNI is a feature of its own: the instructions of AVX-512's VNNI are not this target's
+        return Target(name, 8, "vnni" if features.get("avxvnni") else "pairs", True, "pshufb")
+    if is_arm():
+        return Target(name, 8, "signed" if features.get("dotprod") else "widened", True, "tbl")
+    return Target(name, 8, "widened", False, "selected")
 
 
 _NEEDS: dict[str, tuple[str, ...]] = {
@@ -79,9 +89,14 @@ def machine_features(target: Target) -> str:
     if target.name == "portable":
         enabled = {name: has and name in _PORTABLE_X86 for name, has in enabled.items()} if is_x86() else enabled
     elif target.name == "avx2":
-        enabled = {name: has and not name.startswith("avx512") for name, has in enabled.items()}
+        enabled = {name: has and not _is_of_avx512(name) for name, has in enabled.items()}
     text = ",".join(("+" if has else "-") + name for name, has in enabled.items())
     return text + ",-prefer-256-bit" if target.name == "avx512" else text
+
+
+def _is_of_avx512(feature: str) -> bool:
+    """Whether LLVM turns AVX-512 on with a feature."""
+    return "avx512" in feature or feature.startswith("avx10")
 
 
 _PORTABLE_X86 = frozenset({"64bit", "cmov", "cx8", "cx16", "fxsr", "mmx", "sse", "sse2", "sahf"})
@@ -91,6 +106,11 @@ _PORTABLE_X86 = frozenset({"64bit", "cmov", "cx8", "cx16", "fxsr", "mmx", "sse",
 def is_x86() -> bool:
     """Whether this is a 64-bit x86 CPU."""
     return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def is_arm() -> bool:
+    """Whether this is a 64-bit ARM CPU."""
+    return platform.machine().lower() in ("aarch64", "arm64")
 
 
 def create_machine(target: Target) -> llvm.TargetMachine:

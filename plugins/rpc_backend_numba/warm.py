@@ -1,6 +1,6 @@
 """Kernels compiled before anything needs them.
 
-Belongs here: which kernels models use, and compiling them on several cores. Must not be here: compiling one
+Belongs here: their order, and compiling them on several cores. Must not be here: which there are and compiling one
 (`library`), or where they are kept (`cache`).
 
 Numba compiles one function at a time per process, so each core gets a process; they share the folder of the cache and
@@ -13,43 +13,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rpc_backend.plugin_api import DeviceError
 from rpc_backend_numba.cache import KernelCache
-from rpc_backend_numba.formats import FORMATS
-from rpc_backend_numba.library import KernelLibrary
+from rpc_backend_numba.library import KernelLibrary, all_kernels
 from rpc_backend_numba.targets import choose_target
 
 _LIMIT_S = 900.0
-_FLOATS = ("F32", "F16", "BF16")
-_ONCE = (
-    "run", "serve", "product_tiles", "product_rows", "expert_groups", "expert_units.quantized",
-    "expert_units.float", "expert_tiles", "expert_rows", "add_id", "rearrange", "inputs.F32",
-    "inputs_float_row.F32", "inputs_float_tile.F32", "tile.float", "rms_norm", "scale", "get_rows", "set_rows",
-    "angles", "rope.NORMAL", "rope.NEOX", "attention.F16", "attention.F32", "attention.any", "soft_max.none",
-    "soft_max.F32", "soft_max.F16", "binary.ADD", "binary.SUB", "binary.MUL", "binary.DIV", "glu.SWIGLU",
-    "glu.GEGLU", "unary.SILU", "unary.GELU", "unary.SIGMOID", "sum_rows", "cumsum", "argmax", "argsort", "top_k",
-    "concat", "repeat", "clamp", "ssm_conv", "gated_delta_net",
-)  # fmt: skip
+LONGEST = ("attention", "tile", "gated_delta_net", "rows")
+"""Kinds of kernels that take a second or more each: they come first, so that all processes end at the same time."""
 
 
 def kernel_names() -> list[str]:
-    """Return the kernels that models of any weight format use, those that take longest first."""
-    return [*_quantized(), *_ONCE, *_of_floats()]
+    """Return all kernels there are, those that take longest first."""
 
+    def place(name: str) -> int:
+        kind = name.partition(".")[0]
+        return LONGEST.index(kind) if kind in LONGEST else len(LONGEST)
 
-def _quantized() -> Iterator[str]:
-    for kind in ("tile", "rows", "interleave", "separate", "pick", "to_float"):
-        yield from (f"{kind}.{name}" for name in FORMATS)
-
-
-def _of_floats() -> Iterator[str]:
-    for kind in ("panel", "float_rows", "to_float", "from_float"):
-        yield from (f"{kind}.{name}" for name in _FLOATS)
-    yield from (f"from_float.{name}" for name in ("Q8_0", "Q4_0"))
+    return sorted(all_kernels(), key=place)
 
 
 @dataclass(frozen=True, slots=True)

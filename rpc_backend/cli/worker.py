@@ -164,8 +164,10 @@ def worker(
     from rpc_backend.settings import from_environment
     from rpc_backend.worker import Worker, WorkerConfig
     from rpc_backend.worker.dial_rules import parse_allowed
+    from rpc_backend.worker.freed_memory import keep_freed_memory
     from rpc_backend.worker.lifetime import watch_stdin
 
+    keep_freed_memory()
     settings = from_environment()
     endpoints = tuple(parse_workers(listen, listen=True))
     payloads = _payloads(registry, settings.transport if transport is None else transport)

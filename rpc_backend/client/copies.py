@@ -95,11 +95,19 @@ class Way:
     def is_open(self) -> bool:
         return self.peers.is_open(self.target)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the target's queue waits for another one."""
+        return self.target.is_stuck(self.device)
+
 
 class CopyToWork(Work):
     """A tensor for another worker. Its stream is held until the bytes are there, as they may be needed once more.
 
     Errors of the work before go to the landing, where the target's stream meets them. `done` ends with the copy.
+
+    It waits for the target's queue, which may wait for this one if two callers queue runs crosswise. If both make no
+    way for some time, the bytes come to this process, which needs no readiness of the target.
     """
 
     takes_error = True
@@ -118,15 +126,20 @@ class CopyToWork(Work):
         self._reading: Reading | None = None
 
     def send(self, wire: Wire) -> Sequence[Pending[Any]]:
-        target = self._landing.ready.result()
-        self._is_direct = self._way.is_open
-        if self._is_direct:
+        target = None if self.gate is None else self.gate.result()  # raises where it was given up
+        self._is_direct = target is not None and self._way.is_open
+        if target is not None and self._is_direct:
             request = CopyTensorTo(self._source, target, self._nbytes, self._way.target.name, self._way.device)
             return (wire.submit(COPY_TENSOR_TO, request),)
         self._data = memoryview(bytearray(self._nbytes))
         pieces = list(pieces_of(self._source, self._data, 0, self._limits.max_nbytes))
         self._reading = Reading(pieces, self._limits)
         return self._reading.send(wire)
+
+    def goes_round(self) -> bool:
+        if self._way.is_stuck:
+            self.gate = None
+        return self.gate is None
 
     @property
     def is_question(self) -> bool:

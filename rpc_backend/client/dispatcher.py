@@ -60,7 +60,15 @@ class Pending(Generic[Reply]):
 
 
 class Watcher(Protocol):
-    """Who wants to know what nobody waits for. Called on the I/O thread, without any lock; must not block."""
+    """Who wants to know what nobody waits for. Called on the I/O thread, without any lock; must not block.
+
+    `is_stuck`: the first of what waits there waited for something elsewhere at the last two checks.
+    """
+
+    is_stuck: bool
+
+    def on_check(self) -> None:
+        """Some time has passed. Called on another thread."""
 
     def on_notice(self, event: NoticeEvent) -> None:
         """A command without reply failed on the stream."""
@@ -222,6 +230,13 @@ class Dispatcher:
             self._give_up(pending, now_s - since_s)
         if opened:
             self._check_pulse(opened[0][1])
+        for watcher in list(self._watchers.values()):
+            watcher.on_check()
+
+    def is_stuck(self, stream: int) -> bool:
+        """Whether a stream's watcher is stuck."""
+        watcher = self._watchers.get(stream)
+        return watcher is not None and watcher.is_stuck
 
     def wait_sent(self, ticket: Ticket) -> None:
         """Return when the bytes of a message may be changed.

@@ -48,6 +48,8 @@ class CommandQueue:
         self.dispatcher = dispatcher
         self.stream = stream
         self.on_failure: list[OnFailure] = []
+        self.is_stuck = False
+        self._first_at_check: Work | None = None  # if it waited for its gate then
         self._new_reads = new_reads
         self._window_nbytes = window_nbytes
         self._limit_nbytes = limit_nbytes
@@ -165,6 +167,18 @@ class CommandQueue:
             self._notices.append(event)
             if self._is_held:
                 return  # it came while its own request was sent
+        self._advance()
+
+    def on_check(self) -> None:
+        """See whether the first that waits still waits for its gate; it may then take another way."""
+        with self._lock:
+            first = self._waiting[0] if self._waiting else None
+            if first is not None and (first.gate is None or first.gate.done()):
+                first = None
+            self.is_stuck = first is not None and first is self._first_at_check
+            self._first_at_check = first
+            if first is None or not self.is_stuck or not first.goes_round():
+                return
         self._advance()
 
     def on_lost(self) -> None:

@@ -124,6 +124,10 @@ class Work(ABC):
     def settle(self) -> None:
         """It is finished, or failed with `error`: tell those who wait. Called without a lock."""
 
+    def goes_round(self) -> bool:
+        """It has waited for its gate for some time: whether it takes another way instead, and waits no more."""
+        return False
+
     def send_again(self) -> None:
         """The worker did not do it; it will be sent once more."""
         self.was_refused = False

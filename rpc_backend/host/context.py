@@ -7,14 +7,15 @@ here: who goes first (`engine`), text, or placing weights.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from rpc_backend.errors import ContextFullError
 from rpc_backend.graph import Tensor
+from rpc_backend.host.chunks import chunk_width, chunked
 from rpc_backend.host.device_sampling import DeviceSampling
 from rpc_backend.host.sampling import FloatArray, check_best
 from rpc_backend.models import (
@@ -32,6 +33,9 @@ from rpc_backend.models import (
 from rpc_backend.scheduler import Execution, Run, Scheduler
 
 Ids = npt.NDArray[np.int32]
+_DecodeKey = tuple[StepShape, tuple[tuple[int, bool], ...]]
+"""All that decides a decode step but its tokens: the shape, and of each row its sequence's length, and whether it is
+named."""
 
 _TOKEN_STEP = 32
 _CELL_STEP = 32
@@ -88,6 +92,10 @@ class PendingStep:
         """Return when the step is done. Raises what went wrong in it."""
         self._run.wait()
 
+    def is_done_within(self, timeout_s: float) -> bool:
+        """Wait for at most so long; say whether the step has ended, well or not."""
+        return self._run.is_done_within(timeout_s)
+
     def logits(self) -> FloatArray:
         """Wait, and return float32 [n_rows, n_vocab]."""
         self.wait()
@@ -133,8 +141,10 @@ class Context:
         self._cache = cache
         self._placement = placement
         self._limits = limits
+        self.n_stages = len({placement[layer.k] for layer in cache})
         self._lengths = [0] * limits.n_seq
         self._graphs: OrderedDict[tuple[StepShape, SamplingShape | None], _Prepared] = OrderedDict()
+        self._foreseen: dict[int, tuple[_DecodeKey, StepArrays]] = {}
 
     @property
     def n_seq(self) -> int:
@@ -148,9 +158,9 @@ class Context:
     def n_ctx(self) -> int:
         return self._limits.n_ctx
 
-    @property
-    def ubatch(self) -> int:
-        return self._limits.ubatch
+    def chunk_width(self, n_tokens: int) -> int:
+        """Return how many tokens to append at a time where `n_tokens` are to be, of one sequence or several."""
+        return chunk_width(n_tokens, self._limits.ubatch, self.n_stages)
 
     def clear(self, sequence: int) -> None:
         """Forget a sequence's tokens."""
@@ -184,7 +194,7 @@ class Context:
             ContextFullError: the tokens do not fit; the sequence is unchanged.
         """
         self.need_room(sequence, len(tokens))
-        *chunks, last = chunked(tokens, self._limits.ubatch)
+        *chunks, last = chunked(tokens, self.chunk_width(len(tokens)))
         steps = [self.start_append(sequence, chunk, 0) for chunk in chunks]
         steps.append(self.start_append(sequence, last, 1))
         for step in steps:
@@ -197,7 +207,7 @@ class Context:
         Shapes: result float32 [n_tokens, n_vocab]. Raises as `prefill`.
         """
         self.need_room(sequence, len(tokens))
-        chunks = chunked(tokens, min(self._limits.ubatch, MAX_OUTPUTS))
+        chunks = chunked(tokens, min(self.chunk_width(len(tokens)), MAX_OUTPUTS))
         steps = [self.start_append(sequence, chunk, len(chunk)) for chunk in chunks]
         return np.concatenate([step.logits() for step in steps])
 
@@ -214,12 +224,12 @@ class Context:
         """Build the graph that `warm_up` runs; the weights need not be there yet."""
         self._prepared(self._shape(0, 1, 1, 1, 1), None)
 
-    def warm_up(self) -> None:
-        """Run one padding token, so that the devices compile what a step needs before anyone waits for it."""
+    def warm_up(self) -> PendingStep:
+        """Start one padding token, so that the devices compile what a step needs before anyone waits for it."""
         shape = self._shape(0, 1, 1, 1, 1)
-        self._start(
+        return self._start(
             shape, step_arrays(shape, [[]], [self._lengths[0]], self._limits.n_cells, hparams=self._model.hparams), 1
-        ).wait()
+        )
 
     def start_append(
         self, sequence: int, tokens: Sequence[int], n_outputs: int, sampling: DeviceSampling | None = None
@@ -250,14 +260,36 @@ class Context:
         for sequence in tokens:
             self.need_room(sequence, 1)
         span = range(min(tokens), max(tokens) + 1) if span is None else span
-        lengths = [self._lengths[sequence] for sequence in span]
-        used = max(self._lengths[sequence] for sequence in tokens) + 1
-        shape = self._shape(span.start, len(span), 1, used, len(span))
-        new = [[tokens[sequence]] if sequence in tokens else [] for sequence in span]
-        arrays = step_arrays(shape, new, lengths, self._limits.n_cells, hparams=self._model.hparams)
+        key = self._decode_key(tokens, span)
+        foreseen = self._foreseen.pop(span.start, None)
+        layout = foreseen[1] if foreseen is not None and foreseen[0] == key else self._decode_layout(key)
+        values = np.array([tokens.get(sequence, 0) for sequence in span], np.int32)
         for sequence in tokens:
             self._lengths[sequence] += 1
-        return self._start(shape, arrays, len(span), sampling)
+        return self._start(key[0], replace(layout, tokens=values), len(span), sampling)
+
+    def foresee_decode(self, sequences: Iterable[int], span: range) -> None:
+        """Lay out the step that `start_decode` will be asked for next, as far as can be without its tokens.
+
+        For the time in which the devices work; another step may be asked for all the same.
+        """
+        sequences = list(sequences)
+        if all(self.room(sequence) for sequence in sequences):
+            key = self._decode_key(sequences, span)
+            self._foreseen[span.start] = key, self._decode_layout(key)
+
+    def _decode_key(self, sequences: Iterable[int], span: range) -> _DecodeKey:
+        named = set(sequences)
+        used = max(self._lengths[sequence] for sequence in named) + 1
+        shape = self._shape(span.start, len(span), 1, used, len(span))
+        return shape, tuple((self._lengths[sequence], sequence in named) for sequence in span)
+
+    def _decode_layout(self, key: _DecodeKey) -> StepArrays:
+        """Return the arrays of a decode step, all tokens 0."""
+        shape, rows = key
+        new = [[0] if is_named else [] for _, is_named in rows]
+        lengths = [length for length, _ in rows]
+        return step_arrays(shape, new, lengths, self._limits.n_cells, hparams=self._model.hparams)
 
     def _shape(self, first: int, n_seqs: int, n_tokens: int, used: int, n_outputs: int) -> StepShape:
         n_kv = padded_n_kv(used, self._limits.n_cells)
@@ -286,11 +318,6 @@ class Context:
                 oldest.execution.close()
         self._graphs.move_to_end(key)
         return found
-
-
-def chunked(tokens: Sequence[int], width: int) -> list[Sequence[int]]:
-    """Cut tokens into parts of `width`, the last one shorter."""
-    return [tokens[start : start + width] for start in range(0, len(tokens), width)]
 
 
 def _bucket(n_tokens: int) -> int:

@@ -18,11 +18,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rpc_backend.errors import ConfigError, RpcBackendError
-from rpc_backend.host.context import Context, PendingStep, chunked
+from rpc_backend.host.chunks import chunked
+from rpc_backend.host.context import Context, PendingStep
 from rpc_backend.host.device_sampling import DeviceSampling, sampling_of
 from rpc_backend.host.generation import Job, StreamPiece
 
-_CHUNKS_UNDER_WAY = 4
+_CHUNKS_UNDER_WAY = 4  # at least; two for each stage
+
+_QUIET_S = 0.0003
+"""How long nothing else is done in this process after a step was started, so that its messages leave at once."""
 
 Advance = list[tuple[Job, StreamPiece]]
 
@@ -176,10 +180,17 @@ class Engine:
             job = self._waiting.popleft()
             self._context.clear(sequence)
             group.taken.add(sequence)
-            self._prefills.append(_Prefill(job, sequence, group, deque(chunked(job.prompt, self._context.ubatch))))
+            chunks = deque(chunked(job.prompt, self._context.chunk_width(len(job.prompt) + self._n_behind())))
+            self._prefills.append(_Prefill(job, sequence, group, chunks))
+
+    def _n_behind(self) -> int:
+        """Return how many prompt tokens besides will pass the stages one after the other."""
+        under_way = sum(len(chunk) for prefill in self._prefills for chunk in prefill.chunks)
+        return under_way + sum(len(job.prompt) for job in self._waiting)
 
     def _start_prefills(self) -> None:
-        while self._prefills and sum(under.is_prefill for under in self._under) < _CHUNKS_UNDER_WAY:
+        most = max(_CHUNKS_UNDER_WAY, 2 * self._context.n_stages)
+        while self._prefills and sum(under.is_prefill for under in self._under) < most:
             prefill = self._prefills[0]
             job, sequence = prefill.job, prefill.sequence
             job.started_s = job.started_s or time.perf_counter()
@@ -215,6 +226,9 @@ class Engine:
 
         After a prefill `advance` starts the next one: who waits for the end of all prompts sees no step under way.
         """
+        group = under.group
+        if not under.is_prefill and group.live and not under.step.is_done_within(_QUIET_S):
+            self._context.foresee_decode(group.live, group.span())
         under.step.wait()
         if not under.members:
             return []

@@ -339,6 +339,7 @@ def _open(
 def _load(opened: _Opened, on_progress: OnProgress, stack: ExitStack) -> tuple[Tokenizer, Context, int]:
     """Allocate, upload and warm up; return tokenizer, context and the bytes uploaded."""
     plan, scheduler = opened.plan, opened.scheduler
+    Tokenizer.check(opened.gguf.metadata)
     for leaf, data in plan.weights_on(HOST):
         map_leaf(scheduler.devices[HOST], leaf, data)
     weights = {device: plan.weights_on(index) for index, device in enumerate(scheduler.devices) if index != HOST}
@@ -352,15 +353,16 @@ def _load(opened: _Opened, on_progress: OnProgress, stack: ExitStack) -> tuple[T
             for buffer in caches:
                 buffer.fill(0, buffer.nbytes, 0)
     with Upload(weights, on_progress) as upload:
-        # What needs no weights is made while they travel.
-        tokenizer = Tokenizer.from_metadata(opened.gguf.metadata)
+        # What needs no weights is made while they travel, unless it can wait: it takes turns with what sends them.
         scheduler.reserve(plan.compute_nbytes)
         context = Context(plan.model, scheduler, plan.weights, plan.cache, plan.placement, plan.limits)
         context.prepare()
         sent = upload.wait()
     opened.devices.tell_load()
     on_progress(LoadProgress("compile"))
-    context.warm_up()
+    warming = context.warm_up()
+    tokenizer = Tokenizer.from_metadata(opened.gguf.metadata)
+    warming.wait()
     on_progress(LoadProgress("ready"))
     return tokenizer, context, sent
 

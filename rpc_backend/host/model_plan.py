@@ -59,11 +59,14 @@ def make_plan(
     weights = {weight.name: build.leaf(weight.type, weight.ne, weight.name) for weight in model.weights}
     cache = cache_spec(model.hparams, limits.n_cells, limits.n_seq, kv_type)
     leaves = _Leaves(model, limits, weights, cache, scheduler)
-    bound = leaves.compute_nbytes(leaves.placement([0] * model.hparams.n_layer, 0))[1]
+    on_first = leaves.placement([0] * model.hparams.n_layer, 0)
+    compute = leaves.compute_nbytes(on_first)
+    bound = compute[1]
     memories = [DeviceMemory(device.info.name, device.memory().free_nbytes, bound) for device in scheduler.devices[1:]]
     split = plan_layers(leaves.sizes(), memories, request)
     placement = leaves.placement(split.layer_devices, split.output_device)
-    compute = leaves.compute_nbytes(placement)
+    if placement != on_first:
+        compute = leaves.compute_nbytes(placement)
     return ModelPlan(model, limits, split.with_scratch(compute[1:]), weights, cache, placement, compute)
 
 

@@ -16,6 +16,7 @@ import msgpack
 from rpc_backend.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 
 MAX_ARRAY_ITEMS = 1 << 17
+_BUFFER_NBYTES = 4096  # msgpack's own 256 KiB cost more to get and give back than most messages to encode; it grows
 INT_LOW, INT_HIGH = -(1 << 63), (1 << 64) - 1
 
 RecordType = TypeVar("RecordType")
@@ -67,7 +68,7 @@ def pack(value: list[Any]) -> bytes:
         LocalProtocolError: it holds something else, or an integer over 64 bits.
     """
     try:
-        packed = msgpack.packb(value, use_bin_type=True)
+        packed = msgpack.packb(value, use_bin_type=True, buf_size=_BUFFER_NBYTES)
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"cannot encode a message: {error}") from error
     assert packed is not None, "packb returns None only for a packer of one's own"

@@ -6,7 +6,9 @@ Belongs here: waiting and results. Must not be here: how the run gets done (`pip
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Any
 
 import numpy.typing as npt
@@ -46,11 +48,17 @@ class Run:
             RpcBackendError: what went wrong, with device and worker.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        if not wait([self.future], limit_s).done:
+        if not self.is_done_within(limit_s):
             where = self._where
             context = ErrorContext(device="" if where is None else where())
             raise DeadlineError(f"the run did not finish within {limit_s:g} s", context=context)
         self.future.result()
+
+    def is_done_within(self, timeout_s: float) -> bool:
+        """Wait for at most so long; say whether the run has ended, well or not."""
+        with suppress(FutureTimeoutError):
+            self.future.exception(timeout_s)
+        return self.future.done()
 
     def output(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Return an output of a run that is done: the bytes that came, not a copy; they may be read-only.

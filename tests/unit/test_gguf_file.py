@@ -34,6 +34,11 @@ def string(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
+def strings(count: int, content: bytes) -> bytes:
+    """A file with a list of `count` strings under the key "k"."""
+    return header(3, n_keys=1) + string(b"k") + struct.pack("<IIQ", 9, 8, count) + content
+
+
 def tensor_info(name: str, ne: tuple[int, ...], code: int, offset: int) -> bytes:
     extents = struct.pack(f"<I{len(ne)}Q", len(ne), *ne)
     return string(name.encode()) + extents + struct.pack("<IQ", code, offset)
@@ -125,6 +130,11 @@ def test_a_device_is_no_model() -> None:
         (header(3, n_keys=1) + string(b"k") + struct.pack("<IIQ", 9, 4, 2**40), ModelFileError, "damaged"),
         (header(3, n_keys=1) + string(b"k") + struct.pack("<IIQ", 9, 9, 1) * 2000, ModelFileError, "damaged"),
         (header(3, n_keys=1) + string(b"k") + struct.pack("<I", 8) + string(b"\xff\xfe"), ModelFileError, "UTF-8"),
+        (strings(1, string(b"\xff\xfe")), ModelFileError, "metadata key k holds text that is not UTF-8"),
+        (strings(2, string(b"a")), ModelFileError, "a list of 2 strings reaches behind the end"),
+        (strings(2**60, string(b"a")), ModelFileError, "strings reaches behind the end"),
+        (strings(1, struct.pack("<Q", 2**64 - 1)), ModelFileError, "a list of 1 strings reaches behind the end"),
+        (strings(1, struct.pack("<Q", 5) + b"abcd"), ModelFileError, "a list of 1 strings reaches behind the end"),
         (header(3, n_keys=2) + (string(b"k") + struct.pack("<IB", 0, 1)) * 2, ModelFileError, "Duplicate k"),
         (with_tensors(tensor_info("w", (8,), 99, 0)), UnsupportedModelError, "tensor w .* number 99"),
         (with_tensors(tensor_info("w", (256,), 16, 0)), UnsupportedModelError, "tensor w .* IQ2_XXS.*supported: F32"),

@@ -21,7 +21,8 @@ from rpc_backend.hookspecs import (
     hookimpl,
 )
 from rpc_backend.protocol import parse_endpoint
-from rpc_backend.registry import load_registry, probe_of
+from rpc_backend.registry import load_registry, parse_device, probe_of
+from rpc_backend.settings import Settings
 
 
 class _Plugin:
@@ -197,3 +198,9 @@ def test_a_gateway_is_made_by_name(install):
     assert loaded.create_gateway("abacus", endpoint, _raise) == (endpoint, _raise)  # type: ignore[arg-type]
     with pytest.raises(UnknownPluginError, match="no gateway named 'abacsu'; known: abacus"):
         loaded.create_gateway("abacsu", endpoint, _raise)  # type: ignore[arg-type]
+
+
+def test_devices_are_told_the_instructions_of_the_settings() -> None:
+    name, options = parse_device("numba:a=b", 2, Settings(cpu_features="avx2"))
+
+    assert (name, options.threads, options.extra, options.cpu_features) == ("numba", 2, {"a": "b"}, "avx2")

@@ -55,7 +55,7 @@ _U8X32 = vector(types.uint8, 32)
 
 def _make_quantize(layer: Layer, type_name: str) -> Any:
     """Return `quantize(source, step)`: 32 elements as bytes, their scale, the sums of both halves."""
-    load_vector, dot4 = make_vector_load(layer.of_width(16), type_name), layer.dot4
+    load_vector, dot4 = make_vector_load(layer.of_width(16), type_name), layer.dot4_up_to(1)
     load_element, nbytes = make_element_load(layer, type_name), ELEMENT_NBYTES[type_name]
 
     @helper

@@ -54,7 +54,7 @@ def _make_row(layer: Layer, format_name: str) -> Any:
     It gives the products as eight int32 (the first four belong to the first half of the group), two scales, two
     minimums.
     """
-    unpack, dot4 = make_unpack(layer, format_name), layer.dot4
+    unpack, dot4 = make_unpack(layer, format_name), layer.dot4_up_to(FORMATS[format_name].largest)
 
     @helper
     def row(block, j, start, inputs):

@@ -1,7 +1,7 @@
 """Named arithmetic on vectors.
 
-Belongs here: operations lane by lane, reductions, and the byte dot product. Must not be here: moves
-between lanes (`shuffles`).
+Belongs here: operations lane by lane, and reductions. Must not be here: moves between lanes (`shuffles`), or products
+of bytes (`byte_dots`).
 """
 
 from __future__ import annotations
@@ -212,44 +212,3 @@ def hsum(typing_context: Any, a: Any) -> Any:
 def hmax(typing_context: Any, a: Any) -> Any:
     """The largest lane."""
     return _reduce("fmax" if getattr(a, "is_float", False) else "smax", a, None)
-
-
-def dot4_intrinsic(native: bool) -> Any:
-    """Return `dot4(total, a, b)`: add to each int32 lane four products of bytes, unsigned times signed, exactly.
-
-    `native` uses the CPU's own instruction (AVX-512 VNNI).
-    """
-
-    @intrinsic
-    def dot4(typing_context: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return emit_dot4(builder, native, *args)
-
-        return total(total, unsigned, signed), emit
-
-    return dot4
-
-
-def emit_dot4(builder: Any, native: bool, total: Any, unsigned: Any, signed: Any) -> Any:
-    """Emit `dot4` on LLVM values: `total` <n x i32>, both others <4n x i8>."""
-    lanes = total.type.count
-    if native:
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-        return call_intrinsic(builder, name, total.type, [total, unsigned, signed])
-    wide = ir.VectorType(_I32, 4 * lanes)
-    products = builder.mul(builder.zext(unsigned, wide), builder.sext(signed, wide))
-    pairs = _add_neighbours(builder, products)
-    return builder.add(total, _add_neighbours(builder, pairs))
-
-
-def _add_neighbours(builder: Any, values: Any) -> Any:
-    lanes = values.type.count // 2
-    even, odd = (
-        builder.shuffle_vector(
-            values,
-            ir.Constant(values.type, ir.Undefined),
-            ir.Constant(ir.VectorType(_I32, lanes), [2 * i + first for i in range(lanes)]),
-        )
-        for first in (0, 1)
-    )
-    return builder.add(even, odd)

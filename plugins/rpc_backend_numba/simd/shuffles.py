@@ -13,6 +13,7 @@ from numba.core import cgutils
 
 from rpc_backend_numba.intrinsics import intrinsic
 from rpc_backend_numba.simd.vectors import VectorType, vector
+from rpc_backend_numba.targets import ByteLookup
 
 _I32 = ir.IntType(32)
 
@@ -154,14 +155,13 @@ def lanes_of_bits(typing_context: Any, bits: Any) -> Any:
     return vector(types.boolean, 32)(types.uint32), emit
 
 
+_BYTES16 = ir.VectorType(ir.IntType(8), 16)
+_TABLE_LOOKUP = "llvm.aarch64.neon.tbl1.v16i8"
 _BYTE_SHUFFLES = {32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
 
-def lookup_intrinsic(table: tuple[int, ...], native: bool) -> Any:
-    """Return `lookup(v)`: of each uint8 lane below 16, the byte at that position of `table`.
-
-    `native` uses x86's byte shuffle; the other way reads the table lane by lane.
-    """
+def lookup_intrinsic(table: tuple[int, ...], how: ByteLookup) -> Any:
+    """Return `lookup(v)`: of each uint8 lane below 16, the byte at that position of `table`."""
 
     @intrinsic
     def lookup(typing_context: Any, places: Any) -> Any:
@@ -169,24 +169,39 @@ def lookup_intrinsic(table: tuple[int, ...], native: bool) -> Any:
             return None
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return emit_lookup(builder, table, native, args[0])
+            return emit_lookup(builder, table, how, args[0])
 
         return places(places), emit
 
     return lookup
 
 
-def emit_lookup(builder: Any, table: tuple[int, ...], native: bool, places: Any) -> Any:
+def emit_lookup(builder: Any, table: tuple[int, ...], how: ByteLookup, places: Any) -> Any:
     """Emit the lookup of 32 or 64 bytes in a table of 16."""
     lanes = places.type.count
-    if native:
-        kind = ir.FunctionType(places.type, [places.type, places.type])
-        shuffle = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{_BYTE_SHUFFLES[lanes]}")
-        return builder.call(shuffle, [ir.Constant(places.type, list(table) * (lanes // 16)), places])
-    bytes16 = ir.Constant(ir.VectorType(ir.IntType(8), 16), list(table))
-    result = ir.Constant(places.type, None)
-    for lane in range(lanes):
-        at = builder.extract_element(places, ir.Constant(_I32, lane))
-        value = builder.extract_element(bytes16, builder.zext(at, _I32))
-        result = builder.insert_element(result, value, ir.Constant(_I32, lane))
-    return result
+    if how == "pshufb":
+        name = f"llvm.x86.{_BYTE_SHUFFLES[lanes]}"
+        return _call_lookup(builder, name, [ir.Constant(places.type, list(table) * (lanes // 16)), places])
+    if how == "tbl":
+        whole = ir.Constant(_BYTES16, list(table))
+        parts = [emit_shuffle(builder, places, places, list(range(at, at + 16))) for at in range(0, lanes, 16)]
+        return emit_joined(builder, [_call_lookup(builder, _TABLE_LOOKUP, [whole, part]) for part in parts])
+    found = [ir.Constant(places.type, [value] * lanes) for value in table]
+    for bit in (1, 2, 4, 8):
+        bits = builder.and_(places, ir.Constant(places.type, [bit] * lanes))
+        is_set = builder.icmp_unsigned("!=", bits, ir.Constant(places.type, None))
+        found = [builder.select(is_set, b, a) for a, b in zip(found[::2], found[1::2], strict=True)]
+    return found[0]
+
+
+def _call_lookup(builder: Any, name: str, args: list[Any]) -> Any:
+    kind = ir.FunctionType(args[1].type, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def emit_joined(builder: Any, parts: list[Any]) -> Any:
+    """Emit one vector of all lanes of vectors, whose number is a power of two."""
+    while len(parts) > 1:
+        lanes = list(range(2 * parts[0].type.count))
+        parts = [emit_shuffle(builder, a, b, lanes) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]

@@ -24,9 +24,11 @@ from rpc_backend_numba.formats import (
     zero_point_of_inputs,
 )
 from rpc_backend_numba.intrinsics import intrinsic
-from rpc_backend_numba.simd.arithmetic import broadcast, call_intrinsic, emit_dot4, suffix
+from rpc_backend_numba.simd.arithmetic import broadcast, call_intrinsic, suffix
+from rpc_backend_numba.simd.byte_dots import ByteDots
 from rpc_backend_numba.simd.memory import emit_load, emit_store
 from rpc_backend_numba.simd.vectors import VectorType
+from rpc_backend_numba.targets import ByteDot
 
 FEW_COLUMNS = 2
 """A tile of so few columns has too few sums to hide the time of a dot product."""
@@ -87,10 +89,10 @@ def tile_store(kind: VectorType, n_columns: int) -> Any:
     return store
 
 
-def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, form: Format, native: bool) -> Any:
+def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> Any:
     """Return `step(tile, group, inputs, unit_stride)`: add the products of one group of `kernels.tile_formats`."""
     tile = types.UniTuple(kind, n_columns)
-    emitter = _QuantizedStep(kind.lanes, n_columns, unit_columns, form, native)
+    emitter = _QuantizedStep(kind.lanes, n_columns, unit_columns, form, how)
 
     @intrinsic
     def step(typing_context: Any, values: Any, group: Any, inputs: Any, unit_stride: Any) -> Any:
@@ -108,11 +110,11 @@ def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, for
 class _QuantizedStep:
     """`numbers` are the scales of the first and the last 16, then the minimums."""
 
-    def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format, native: bool) -> None:
-        self.lanes, self.n_columns, self.unit_columns, self.native = lanes, n_columns, unit_columns, native
+    def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> None:
+        self.lanes, self.n_columns, self.unit_columns = lanes, n_columns, unit_columns
         self.spans, self.has_minimum = GROUP // form.scale_span, form.has_minimum
         self.form = form
-        self.chains = 2 if n_columns <= FEW_COLUMNS else 1
+        self.byte_dots = ByteDots(how, form.largest, 2 if n_columns <= FEW_COLUMNS else 1)
         self.bytes = ir.VectorType(_I8, 4 * lanes)
         self.ints, self.floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
 
@@ -151,26 +153,26 @@ class _QuantizedStep:
 
     def _dots(self, builder: Any, weights: list[Any], sources: list[Any], span: int) -> list[Any]:
         """The dot products of the weights less their zero point, of columns side by side."""
-        chains = [self._chains(builder, source, span) for source in sources]
-        per_span = len(weights) // self.spans
-        for quad in range(span * per_span, (span + 1) * per_span):
-            chain = quad % self.chains
-            for dots, source in zip(chains, sources, strict=True):
-                word = self._splat(builder, _offset(builder, source, 4 * quad), _I32)
-                inputs = builder.bitcast(word, self.bytes)
-                dots[chain] = emit_dot4(builder, self.native, dots[chain], weights[quad], inputs)
-        return [dots[0] if self.chains == 1 else builder.add(*dots) for dots in chains]
 
-    def _chains(self, builder: Any, source: Any, span: int) -> list[Any]:
-        """What the dot products of a column are added to: so many sums that none is waited for."""
-        dots = [ir.Constant(self.ints, None)] * self.chains
-        if self.form.zero_point:
-            offset, shift = zero_point_of_inputs(self.form, span)
-            dots[-1] = self._splat(builder, _offset(builder, source, offset), _I32)
-            if shift:
-                turn = builder.shl if shift > 0 else builder.ashr
-                dots[-1] = turn(dots[-1], ir.Constant(self.ints, [abs(shift)] * self.lanes))
-        return dots
+        def inputs(column: int, quad: int) -> Any:
+            place = _offset(builder, sources[column], 4 * (first + quad))
+            return builder.bitcast(self._splat(builder, place, _I32), self.bytes)
+
+        per_span = len(weights) // self.spans
+        first = span * per_span
+        starts = [self._start(builder, source, span) for source in sources]
+        return self.byte_dots.emit(builder, starts, weights[first : first + per_span], inputs)
+
+    def _start(self, builder: Any, source: Any, span: int) -> Any:
+        """What the dot products of a column are added to: minus the zero point times the inputs."""
+        if not self.form.zero_point or self.byte_dots.less_128:
+            return ir.Constant(self.ints, None)
+        offset, shift = zero_point_of_inputs(self.form, span)
+        start = self._splat(builder, _offset(builder, source, offset), _I32)
+        if not shift:
+            return start
+        turn = builder.shl if shift > 0 else builder.ashr
+        return turn(start, ir.Constant(self.ints, [abs(shift)] * self.lanes))
 
     def _splat(self, builder: Any, address: Any, kind: Any) -> Any:
         return broadcast(builder, emit_load(builder, address, kind), self.lanes)

@@ -18,8 +18,9 @@ from numba.core import cgutils
 from rpc_backend_numba.intrinsics import intrinsic
 from rpc_backend_numba.simd.arithmetic import broadcast, call_intrinsic, suffix
 from rpc_backend_numba.simd.memory import emit_load
-from rpc_backend_numba.simd.shuffles import emit_lookup, emit_shuffle
+from rpc_backend_numba.simd.shuffles import emit_joined, emit_lookup, emit_shuffle
 from rpc_backend_numba.simd.vectors import vector
+from rpc_backend_numba.targets import ByteLookup
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _EACH_BYTE = 0x01010101
@@ -78,19 +79,12 @@ def load_four_words(lanes: int) -> Any:
     def load(typing_context: Any, address: Any, stride: Any, last: Any) -> Any:
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             rows = [emit_load(builder, _row_address(builder, row, *args), four) for row in range(lanes)]
-            joined = [_joined(builder, rows[first::4]) for first in range(4)]
+            joined = [emit_joined(builder, rows[first::4]) for first in range(4)]
             return cgutils.pack_array(builder, _transposed_fours(builder, joined))
 
         return types.UniTuple(kind, 4)(types.intp, types.intp, types.intp), emit
 
     return load
-
-
-def _joined(builder: Any, parts: list[Any]) -> Any:
-    while len(parts) > 1:
-        lanes = list(range(2 * parts[0].type.count))
-        parts = [emit_shuffle(builder, a, b, lanes) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
 
 
 def _transposed_fours(builder: Any, rows: list[Any]) -> list[Any]:
@@ -187,7 +181,7 @@ def words_flip(typing_context: Any, words: Any, mask: Any) -> Any:
     return words(words, types.intp), emit
 
 
-def words_lookup(table: tuple[int, ...], native: bool) -> Any:
+def words_lookup(table: tuple[int, ...], how: ByteLookup) -> Any:
     """Return `lookup(words)`: of each byte below 16, the byte at that position of `table`."""
 
     @intrinsic
@@ -196,7 +190,7 @@ def words_lookup(table: tuple[int, ...], native: bool) -> Any:
             whole = words.dtype.llvm
             as_bytes = ir.VectorType(ir.IntType(8), 4 * words.dtype.lanes)
             found = [
-                builder.bitcast(emit_lookup(builder, table, native, builder.bitcast(word, as_bytes)), whole)
+                builder.bitcast(emit_lookup(builder, table, how, builder.bitcast(word, as_bytes)), whole)
                 for word in cgutils.unpack_tuple(builder, args[0])
             ]
             return cgutils.pack_array(builder, found)

@@ -15,7 +15,7 @@ from rpc_backend.errors import ConfigError, ModelFileError
 from rpc_backend.host.tokenizer.encoders import BpeEncoder, SpmEncoder, TextEncoder
 from rpc_backend.host.tokenizer.special import SpecialTokens
 from rpc_backend.host.tokenizer.splitters import find_splitter
-from rpc_backend.host.tokenizer.vocabulary import PREFIX, TokenKind, Vocabulary
+from rpc_backend.host.tokenizer.vocabulary import PREFIX, TokenKind, Vocabulary, read_kind
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
@@ -62,6 +62,13 @@ class Tokenizer:
         ones; ModelFileError for a key that is missing, malformed or out of range.
         """
         return cls(Vocabulary.from_metadata(metadata))
+
+    @staticmethod
+    def check(metadata: Mapping[str, Any]) -> None:
+        """Say early what `from_metadata` will not take: raises UnsupportedModelError as it does, and reads two keys."""
+        model, pre = read_kind(metadata)
+        if model != "llama":
+            find_splitter(pre)
 
     @property
     def n_vocab(self) -> int:

@@ -84,17 +84,14 @@ class Vocabulary:
         missing, of the wrong kind, doubled or out of range, naming the key.
         """
         keys = _Keys(metadata)
-        model = keys.text("model")
-        if model not in MODELS:
-            known = ", ".join(f"{name} ({meaning})" for name, meaning in MODELS.items())
-            raise UnsupportedModelError(f"{PREFIX}model is {model!r}, which is not known here; known: {known}")
+        model, pre = read_kind(metadata)
         is_spm = model == "llama"
         texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(keys.strings("tokens"))]
         ids = _index(texts)
         special_ids = _special_ids(keys, len(texts), is_spm)
         return cls(
             model=model,
-            pre=DEFAULT_PRE if is_spm else keys.text("pre", DEFAULT_PRE) or DEFAULT_PRE,
+            pre=pre,
             texts=texts,
             kinds=_kinds(keys, ids),
             ids=ids,
@@ -106,6 +103,16 @@ class Vocabulary:
             adds_eos=bool(keys.flag("add_eos_token")),
             adds_space_prefix=is_spm and keys.flag("add_space_prefix") is not False,
         )
+
+
+def read_kind(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the tokenizer model and the pre-tokenizer of a GGUF file. Raises as `Vocabulary.from_metadata`."""
+    keys = _Keys(metadata)
+    model = keys.text("model")
+    if model not in MODELS:
+        known = ", ".join(f"{name} ({meaning})" for name, meaning in MODELS.items())
+        raise UnsupportedModelError(f"{PREFIX}model is {model!r}, which is not known here; known: {known}")
+    return model, DEFAULT_PRE if model == "llama" else keys.text("pre", DEFAULT_PRE) or DEFAULT_PRE
 
 
 class _Keys:

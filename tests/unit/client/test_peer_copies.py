@@ -289,3 +289,38 @@ def test_a_dropped_ticket_ends_the_waits_of_both_sides():
     for future in (sent, received):
         assert "the run failed" in str(future.exception(0))
     assert value_of(chain.start(1)[2]) == 8
+
+
+def test_runs_queued_crosswise_by_two_callers_go_round():
+    """Each copy waits for its target's queue, which waits for the other copy's."""
+    party = Party()
+    assert party.devices[0].can_send_to(party.devices[1])
+    assert party.devices[1].can_send_to(party.devices[0])
+    there = Stage(party, 0, to=1), Stage(party, 1, receives=True)
+    back = Stage(party, 1, to=0), Stage(party, 0, receives=True)
+    one, two = os.urandom(16), os.urandom(16)
+    there[0].submit(1, onward=one)
+    back[0].submit(2, onward=two)
+    ends = there[1].submit(receive=one), back[1].submit(receive=two)
+    for _ in range(2):
+        assert not any(end.done() for end in ends)
+        for connection in party.connections[:2]:
+            connection.dispatcher.check()
+    for connection in party.connections[:2]:
+        connection.dispatcher.check()
+    assert [value_of(end) for end in ends] == [4, 8]
+    assert 1 <= party.count("GET_TENSORS") - 2 <= 2, "one of the two, or both"
+
+
+def test_a_copy_whose_target_is_only_late_stays_direct():
+    party = Party()
+    chain = Chain(party)
+    tickets = [os.urandom(16) for _ in range(2)]
+    one, two, three = chain.stages
+    one.submit(1, onward=tickets[0])
+    for _ in range(5):
+        for connection in party.connections:
+            connection.dispatcher.check()
+    two.submit(receive=tickets[0], onward=tickets[1])
+    assert value_of(three.submit(receive=tickets[1])) == 8
+    assert party.count("COPY_TENSOR_TO") == 2

@@ -97,3 +97,42 @@ def test_a_failed_chunk_fails_the_prefill(context, monkeypatch):
     )
     with pytest.raises(ComputeError, match="the device broke"):
         context.prefill(0, TOKENS[:20])
+
+
+def test_a_step_that_was_foreseen_gives_the_same(context):
+    for sequence, length in ((0, 5), (1, 9)):
+        context.prefill(sequence, TOKENS[:length])
+    span = range(0, 2)
+    plain = context.start_decode({0: TOKENS[5], 1: TOKENS[9]}, None, span).logits()
+    for sequence, length in ((0, 5), (1, 9)):
+        context.clear(sequence)
+        context.prefill(sequence, TOKENS[:length])
+    context.foresee_decode([0, 1], span)
+    np.testing.assert_array_equal(context.start_decode({0: TOKENS[5], 1: TOKENS[9]}, None, span).logits(), plain)
+
+
+def test_a_step_other_than_foreseen_is_what_was_asked(context):
+    whole = context.logits(0, TOKENS[:6])
+    context.clear(0)
+    context.prefill(0, TOKENS[:7])
+    context.prefill(1, TOKENS[:3])
+    context.foresee_decode([0, 1], range(0, 2))
+    context.clear(0)
+    context.prefill(0, TOKENS[:5])
+    np.testing.assert_allclose(context.start_decode({0: TOKENS[5]}, None, range(0, 2)).logits()[0], whole[5], **CLOSE)
+    context.foresee_decode([0, 1], range(0, 2))
+    context.start_decode({1: TOKENS[3]}, None, range(0, 2)).wait()
+    rows = context.start_decode({0: TOKENS[6]}, None, range(0, 2)).logits()
+    np.testing.assert_allclose(rows[0], context.logits(2, TOKENS[:7])[6], **CLOSE)
+
+
+def test_a_full_sequence_is_not_foreseen(context):
+    context.prefill(0, TOKENS[:N_CTX])
+    context.foresee_decode([0], range(0, 1))
+    with pytest.raises(ContextFullError):
+        context.start_decode({0: 1}, None, range(0, 1))
+
+
+def test_one_device_takes_prompts_in_chunks_of_ubatch(context):
+    assert context.n_stages == 1
+    assert context.chunk_width(30) == 16

@@ -26,6 +26,9 @@ class ScriptedStep:
         self._context, self._rows, self._error = context, rows, error
         self.waited = False
 
+    def is_done_within(self, timeout_s):
+        return self.waited
+
     def wait(self):
         if not self.waited:
             self.waited = True
@@ -45,12 +48,22 @@ class ScriptedContext:
     """Answers each prompt with its own text, whatever the order; keeps a log of steps."""
 
     def __init__(self, tokenizer, n_seq, *, n_ctx=64, ubatch=4):
-        self.n_seq, self.n_ctx, self.ubatch, self.n_vocab = n_seq, n_ctx, ubatch, tokenizer.n_vocab
+        self.n_seq, self.n_ctx, self.n_stages, self.n_vocab = n_seq, n_ctx, 1, tokenizer.n_vocab
+        self.ubatch = ubatch
+        self.asked_widths = []
+        self.foreseen = []
         self.fed = [[] for _ in range(n_seq)]
         self.log = []
         self.answers = {}
         self.under_way = self.most_under_way = 0
         self.fail_at = None
+
+    def foresee_decode(self, sequences, span):
+        self.foreseen.append((set(sequences), span))
+
+    def chunk_width(self, n_tokens):
+        self.asked_widths.append(n_tokens)
+        return self.ubatch
 
     def clear(self, sequence):
         self.fed[sequence].clear()
@@ -123,6 +136,39 @@ def test_prompts_go_in_chunks_and_only_the_last_has_an_output(tokenizer):
     engine.run()
     assert context.log[:3] == [("append", 0, 4), ("append", 0, 4), ("append", 0, 2)]
     assert job.result().timings.prompt_tokens == 10
+
+
+def test_the_width_of_chunks_is_asked_for_all_tokens_that_wait(tokenizer):
+    context = ScriptedContext(tokenizer, 2)
+    engine = Engine(context)
+    jobs = _jobs(tokenizer, context, [("0123456789", "a"), ("abcdef", "b"), ("xy", "c")])
+    for job in jobs:
+        engine.add(job)
+    engine.run()
+    n_all = sum(len(job.prompt) for job in jobs)
+    assert context.asked_widths == [n_all, n_all, len(jobs[2].prompt)]
+
+
+def test_more_stages_have_more_chunks_under_way(tokenizer):
+    context = ScriptedContext(tokenizer, 1, ubatch=1)
+    context.n_stages = 3
+    engine = Engine(context)
+    (job,) = _jobs(tokenizer, context, [("0123456789", "ok")])
+    engine.add(job)
+    engine.advance()
+    assert context.most_under_way == 6
+    engine.run()
+
+
+def test_the_next_step_is_laid_out_while_a_decode_step_is_under_way(tokenizer):
+    context = ScriptedContext(tokenizer, 4)
+    engine = Engine(context, 2)
+    for job in _jobs(tokenizer, context, [("a", "xyz"), ("b", "xyz")]):
+        engine.add(job)
+    engine.run()
+    assert context.foreseen
+    assert all(sequences <= set(span) for sequences, span in context.foreseen)
+    assert len(context.foreseen) == sum(entry[0] == "decode" for entry in context.log)
 
 
 def test_each_group_has_one_decode_step_under_way(tokenizer):

@@ -183,6 +183,27 @@ class TestInvariants:
         assert np.allclose(found - found[:, :1], logits - logits[:, :1], atol=1e-2)
 
 
+@pytest.mark.parametrize("n_vocab", [4096, 4097, 49152])
+@pytest.mark.parametrize("kind", ["normal", "ties", "mostly impossible", "one pile"])
+def test_top_k_of_a_large_vocabulary_is_that_of_a_whole_sort(n_vocab: int, kind: str) -> None:
+    numbers = np.random.default_rng(n_vocab)
+    logits = numbers.standard_normal(n_vocab).astype(np.float32)
+    if kind == "ties":
+        logits = np.round(logits)
+    elif kind == "mostly impossible":
+        logits[numbers.permutation(n_vocab)[9:]] = -np.inf
+    elif kind == "one pile":
+        logits[7::512] += 20
+    for top_k in (1, 5, 40, 128):
+        best = np.argsort(-logits, kind="stable")[:top_k]
+        only_best = np.full_like(logits, -np.inf)
+        only_best[best] = logits[best]
+        fast = Sampler(SamplerParams(top_k=top_k, top_p=1.0, min_p=0.0, temperature=2.0, seed=3))
+        whole = Sampler(SamplerParams(top_k=0, top_p=1.0, min_p=0.0, temperature=2.0, seed=3))
+        for _ in range(8):
+            assert fast.sample(logits) == whole.sample(only_best)
+
+
 def test_log_probabilities_of_one_row() -> None:
     assert np.allclose(log_probabilities(logits_of(0.25, 0.75)), np.log([0.25, 0.75]), atol=1e-6)
 

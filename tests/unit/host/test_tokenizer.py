@@ -346,10 +346,16 @@ class TestBadMetadata:
     def test_an_unknown_model_is_named_with_the_known_ones(self) -> None:
         with pytest.raises(UnsupportedModelError, match=r"model is 'bert'.*gpt2 \(byte-level BPE\), llama \(SPM\)"):
             Tokenizer.from_metadata(bpe_metadata(model="bert"))
+        with pytest.raises(UnsupportedModelError, match="model is 'bert'"):
+            Tokenizer.check(bpe_metadata(model="bert"))
 
     def test_an_unknown_pre_tokenizer_is_named_with_the_known_ones(self) -> None:
         with pytest.raises(UnsupportedModelError, match=r"pre is 'klingon'.*gpt-2.*llama-bpe.*qwen2.*smollm"):
             Tokenizer.from_metadata(bpe_metadata(pre="klingon"))
+        with pytest.raises(UnsupportedModelError, match="pre is 'klingon'"):
+            Tokenizer.check(bpe_metadata(pre="klingon"))
+        Tokenizer.check(bpe_metadata())
+        Tokenizer.check(spm_metadata())
 
     def test_no_pre_tokenizer_name_is_claimed_twice(self) -> None:
         names = [name for splitter in SPLITTERS for name in splitter.names]

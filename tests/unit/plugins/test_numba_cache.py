@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backend_numba import cache
+from rpc_backend_numba import cache, targets
 from rpc_backend_numba.cache import KernelCache, cache_folder
 from rpc_backend_numba.targets import choose_target
 
@@ -82,6 +82,19 @@ def test_the_folder_follows_sources_versions_and_cpu(tmp_path: Path, monkeypatch
     monkeypatch.setattr(cache, "version", lambda _: "0.0.0")
     changed_version = cache_folder(tmp_path, target, package)
     assert len({first, changed_source, changed_target, changed_version}) == 4
+
+
+def test_cpus_that_multiply_bytes_in_other_ways_share_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as two of one name, of which a virtual machine hides what one of them can do."""
+    avx2 = dict.fromkeys(("avx2", "f16c", "fma", "sse2"), True)
+    folders = set()
+    for has_vnni in (True, False):
+        monkeypatch.setattr(targets, "cpu_features", lambda has=has_vnni: {**avx2, "avxvnni": has})
+        target = choose_target("avx2")
+        folders |= {cache_folder(tmp_path, target), cache_folder(tmp_path, replace(target, byte_dot="widened"))}
+    assert len(folders) == 4
 
 
 HOLDER = """

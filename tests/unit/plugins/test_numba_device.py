@@ -129,6 +129,16 @@ def test_the_description_names_what_it_uses(make_device: MakeDevice) -> None:
     assert "portable kernels, threads: 1" in device.info.description
 
 
+@pytest.mark.parametrize("extra", [{}, {"cpu_features": "portable"}])
+def test_the_setting_chooses_instructions_unless_the_device_does(
+    make_device: MakeDevice, extra: dict[str, str]
+) -> None:
+    setting = "portable" if not extra else "sse9"
+    device = make_device(threads=1, cpu_features=setting, extra=extra)
+
+    assert "portable kernels" in device.info.description
+
+
 def test_an_operation_it_cannot_run_is_named(make_device: MakeDevice) -> None:
     device = make_device()
     output = build.get_rows(build.leaf(I8, (8, 4)), build.leaf(I32, (2,)))

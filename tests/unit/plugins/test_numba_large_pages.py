@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from rpc_backend_numba.large_pages import make_large_pages
+from rpc_backend_numba.large_pages import SmallPages, make_large_pages
 
 
 def filled(nbytes: int) -> np.ndarray:
@@ -40,6 +40,22 @@ def test_memory_may_go_meanwhile() -> None:
 
 def test_memory_without_a_whole_large_page_is_left_alone() -> None:
     assert make_large_pages(filled(8 << 20), 4096, 8192) is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has the call")
+def test_they_come_after_the_third_run_and_once() -> None:
+    memory, gone = filled(8 << 20), filled(8 << 20)
+    small = SmallPages()
+    assert small.count_run() == []
+    small.add(memory, 0, 8 << 20)
+    small.add(gone, 0, 8 << 20)
+    del gone
+    assert small.count_run() == small.count_run() == []
+    (thread,) = small.count_run()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [small.count_run() for _ in range(4)] == [[]] * 4
+    np.testing.assert_array_equal(memory, np.arange(memory.nbytes) % 251)
 
 
 def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,19 @@ from rpc_backend.graph import Graph, build, element_type
 from rpc_backend.hookspecs import DeviceOptions
 from rpc_backend.registry import load_registry
 from rpc_backend.testing.backend_suite.leaves import Leaves
+from rpc_backend_numba import targets
+from rpc_backend_numba.formats import FORMATS
+
+
+def runnable_targets():
+    return [name for name, needs in targets._NEEDS.items() if all(targets.cpu_features().get(item) for item in needs)]
+
 
 ROWS, LENGTH, COLUMNS = 19, 512, 14
 F32 = element_type("F32")
 
 
-@pytest.fixture(scope="module", params=["auto", "portable"])
+@pytest.fixture(scope="module", params=runnable_targets())
 def device(request):
     options = DeviceOptions(threads=1, extra={"cpu_features": request.param})
     made = load_registry().create_devices("numba", options)[0]
@@ -60,3 +67,29 @@ def test_a_row_does_not_depend_on_its_neighbours(device, name):
     together = _product(device, kind, weights, columns)
     for count in (1, 7, 8, 9, 16, 17):
         np.testing.assert_array_equal(_product(device, kind, weights[:count], columns), together[:, :count])
+
+
+@pytest.mark.skipif("avx512" not in runnable_targets(), reason="this CPU has no AVX-512")
+def test_ways_to_multiply_bytes_give_the_same_sums():
+    """What bytes can hold never overflows, with AVX2's instructions no more than with AVX-512's."""
+    found = []
+    for name in ("avx512", "avx2"):
+        options = DeviceOptions(threads=1, extra={"cpu_features": name})
+        device = load_registry().create_devices("numba", options)[0]
+        found.append([_product(device, element_type(name), *_extreme(name)) for name in ("Q8_0", "Q5_0", "Q6_K")])
+        device.close()
+    for wide, narrow in zip(*found, strict=True):
+        np.testing.assert_array_equal(wide, narrow)
+
+
+def _extreme(name):
+    """Weights with all bits set or none next to any, but for numbers that scale them, and activations of one size."""
+    weights, columns = _operands(element_type(name))
+    weights, scales = weights.copy(), {"Q8_0": slice(0, 2), "Q5_0": slice(0, 2), "Q6_K": slice(192, 210)}[name]
+    blocks = weights.reshape(ROWS, -1, FORMATS[name].block_nbytes)
+    kept = blocks[:, :, scales].copy()
+    blocks[: ROWS // 3], blocks[ROWS // 3 : 2 * ROWS // 3] = 0, 255
+    if name == "Q8_0":
+        blocks[0], blocks[1] = 128, 127
+    blocks[:, :, scales] = kept
+    return weights, np.concatenate([np.sign(columns[:7]), columns[7:]])

@@ -149,24 +149,6 @@ def test_bf16_is_the_upper_half_of_a_float(functions: Function, any_float: np.nd
     assert np.all(np.isnan((back[~is_number].astype(np.uint32) << 16).view(np.float32)))
 
 
-def test_byte_products_are_exact(target: targets.Target, compiled: Callable[[Any, int], Function]) -> None:
-    dot4 = Layer(target).dot4
-    U8, I8, I32 = vector(types.uint8, 32), vector(types.int8, 32), vector(types.int32, 8)
-
-    def products(a, b, result):
-        store(result, dot4(load(I32, result), load(U8, a), load(I8, b)))
-
-    run = compiled(products, 3)
-    rng = np.random.default_rng(1)
-    a, b = rng.integers(0, 256, 32).astype(np.uint8), rng.integers(-128, 128, 32).astype(np.int8)
-    a[:8], b[:8] = 255, [-128, -128, -128, -128, 127, 127, 127, 127]
-    start = rng.integers(-(2**20), 2**20, 8).astype(np.int32)
-    result = start.copy()
-    run(a, b, result)
-
-    np.testing.assert_array_equal(result, start + (a.astype(np.int32) * b).reshape(8, 4).sum(axis=1))
-
-
 def test_sums_lookups_and_transposition(target: targets.Target, compiled: Callable[[Any, int], Function]) -> None:
     layer = Layer(target)
     F32, lanes, transpose = layer.F32, layer.lanes, transpose_square(layer.F32)

@@ -25,11 +25,30 @@ def test_auto_takes_the_widest_there_is(cpu, features: dict[str, bool], name: st
     assert choose_target().name == name
 
 
-@pytest.mark.parametrize("has_vnni", [True, False])
-def test_byte_products_need_their_own_feature(cpu, has_vnni: bool) -> None:
-    cpu({**AVX512, "avx512vnni": has_vnni})
+@pytest.mark.parametrize(
+    ("name", "extra", "byte_dot"),
+    [
+        ("avx512", {"avx512vnni": True}, "vnni"),
+        ("avx512", {"avx512vnni": False, "avxvnni": True}, "pairs"),
+        ("avx2", {"avx512vnni": True, "avxvnni": False}, "pairs"),
+        ("avx2", {"avx512vnni": True, "avxvnni": True}, "vnni"),
+        ("avx2", {}, "pairs"),
+        ("portable", {"avx512vnni": True, "avxvnni": True}, "widened"),
+    ],
+)
+def test_byte_products_need_a_feature_of_their_own(cpu, name: str, extra: dict[str, bool], byte_dot: str) -> None:
+    cpu({**AVX512, **extra})
 
-    assert choose_target("avx512").byte_dot is has_vnni
+    assert choose_target(name).byte_dot == byte_dot
+
+
+@pytest.mark.parametrize(("has_dotprod", "byte_dot"), [(True, "signed"), (False, "widened")])
+def test_what_arm_gets(cpu, monkeypatch: pytest.MonkeyPatch, has_dotprod: bool, byte_dot: str) -> None:
+    cpu({"neon": True, "dotprod": has_dotprod})
+    monkeypatch.setattr(targets.platform, "machine", lambda: "aarch64")
+
+    target = choose_target()
+    assert (target.name, target.byte_dot, target.byte_shuffle) == ("portable", byte_dot, "tbl")
 
 
 def test_any_target_can_be_forced_down(cpu) -> None:
@@ -58,3 +77,10 @@ def test_lower_targets_use_no_higher_instructions(cpu, monkeypatch: pytest.Monke
     assert "+avx2" in machine_features(choose_target("avx2"))
     assert "+avx2" not in machine_features(choose_target("portable"))
     assert "+sse2" in machine_features(choose_target("portable"))
+
+
+def test_nothing_that_turns_avx512_on_again_is_left_to_avx2(cpu) -> None:
+    cpu({**AVX512, "avxvnni": True, "avx10.1": True, "avx10.2": True, "amx-avx512": True})
+
+    enabled = {item[1:] for item in machine_features(choose_target("avx2")).split(",") if item.startswith("+")}
+    assert enabled == {*AVX2, "avxvnni"}

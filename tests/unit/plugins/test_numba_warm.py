@@ -2,25 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from rpc_backend.errors import DeviceError
-from rpc_backend_numba import warm
+from rpc_backend.graph import Tensor
+from rpc_backend.testing.backend_suite import cases
+from rpc_backend.testing.backend_suite.runner import Trial
+from rpc_backend_numba import device, warm
 from rpc_backend_numba.cache import KernelCache
+from rpc_backend_numba.device import NumbaDevice
 from rpc_backend_numba.library import KERNELS, KernelLibrary
+from rpc_backend_numba.lowering.types import DECODABLE, ENCODABLE, FLOATS, QUANTIZED
 from rpc_backend_numba.simd.layer import Layer
 from rpc_backend_numba.targets import choose_target
 from rpc_backend_numba.warm import kernel_names
+from rpc_backend_numba.weights import Region
 
 FEW = ["scale", "clamp", "binary.ADD"]
 
 
-def test_the_names_are_those_of_kernels_and_none_comes_twice() -> None:
+def test_the_names_are_those_of_all_kernels_and_none_comes_twice() -> None:
     names = kernel_names()
     assert len(set(names)) == len(names)
-    assert {name.partition(".")[0] for name in names} <= set(KERNELS)
+    assert {name.partition(".")[0] for name in names} == set(KERNELS)
+    assert set(warm.LONGEST) <= set(KERNELS)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_all_that_the_backend_suite_needs_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch, interleaved: bool) -> None:
+    """Lowered and not run: a kernel, or a form of one, that nobody named would be asked for here."""
+    asked: set[str] = set()
+
+    def record(self: KernelLibrary, names: Iterable[str]) -> dict[str, int]:
+        found = dict.fromkeys(names, 0)
+        asked.update(found)
+        return found
+
+    monkeypatch.setattr(KernelLibrary, "addresses", record)
+    monkeypatch.setattr(device, "_is_agreed", lambda tensor: interleaved and _lies_as_weights(tensor))
+    made = NumbaDevice(KernelLibrary(choose_target("portable"), KernelCache(None)), 1)
+    for case in cases():
+        trial = Trial(made, case)
+        if not trial.refused_op():
+            with trial:
+                pass
+    made.close()
+
+    assert asked - set(kernel_names()) == set()
+    kinds = {name.partition(".")[0] for name in asked}
+    assert kinds >= {"copy", "norm", "wave", "rows", "fill"}  # the suite was really lowered
+    assert ("pick" in kinds) is interleaved
+
+
+def _lies_as_weights(tensor: Tensor) -> bool:
+    return Region.of(tensor) is not None
+
+
+def test_element_types_have_the_kernels_that_lowerings_name() -> None:
+    names = set(kernel_names())
+    for kind in DECODABLE:
+        assert f"to_float.{kind.name}" in names
+    for kind in ENCODABLE:
+        assert f"from_float.{kind.name}" in names
+    for kind in QUANTIZED:
+        assert {f"{name}.{kind.name}" for name in ("tile", "rows", "interleave", "separate", "pick")} <= names
+    for kind in FLOATS:
+        assert {f"{name}.{kind.name}" for name in ("inputs", "panel", "float_rows")} <= names
 
 
 @pytest.mark.parametrize("name", kernel_names())
