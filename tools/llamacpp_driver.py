@@ -25,6 +25,8 @@ from typing import Any
 
 BATCH_TOKENS = 2048
 _SEED = 1
+_F16 = 1
+"""ggml's number of the element type F16."""
 _ALL_LAYERS = 999
 Item = tuple[int, int, int, bool]
 """A token, its position, its sequence, and whether its logits are wanted."""
@@ -39,7 +41,7 @@ class Driver:
         self.low.llama_backend_init()
         self.model: Any = None
         self.threads = 1
-        self.contexts: dict[tuple[int, int, int, bool, bool | None], Any] = {}
+        self.contexts: dict[tuple[int, int, int, bool, bool | None, int], Any] = {}
         self.batch = self.low.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def do_quantize(self, *, source: str, target: str, type: str) -> dict[str, Any]:
@@ -121,10 +123,15 @@ class Driver:
             items = [(then[step] if then else found[-1], len(tokens) + step, 0, True)]
         return {"tokens": found, "leads": leads}
 
-    def do_logits(self, *, tokens: Sequence[int], then: Sequence[int], flash: bool | None = None) -> dict[str, Any]:
-        """Return the logits before each token of `then`, which follow `tokens` one by one."""
+    def do_logits(
+        self, *, tokens: Sequence[int], then: Sequence[int], flash: bool | None = None, cache: int = _F16
+    ) -> dict[str, Any]:
+        """Return the logits before each token of `then`, which follow `tokens` one by one.
+
+        `cache` is ggml's number of the element type of cached keys and values.
+        """
         numpy: Any = importlib.import_module("numpy")
-        context = self._context(len(tokens) + len(then), 1, BATCH_TOKENS, True, flash)
+        context = self._context(len(tokens) + len(then), 1, BATCH_TOKENS, True, flash, cache)
         self.low.llama_memory_clear(self.low.llama_get_memory(context), True)
         items = [(token, at, 0, at == len(tokens) - 1) for at, token in enumerate(tokens)]
         rows: list[list[float]] = []
@@ -146,14 +153,17 @@ class Driver:
     def _n_vocab(self) -> int:
         return self.low.llama_vocab_n_tokens(self.low.llama_model_get_vocab(self.model))
 
-    def _context(self, n_ctx: int, n_seqs: int, ubatch: int, unified: bool, flash: bool | None = None) -> Any:
-        key = (n_ctx, n_seqs, ubatch, unified, flash)
+    def _context(
+        self, n_ctx: int, n_seqs: int, ubatch: int, unified: bool, flash: bool | None = None, cache: int = _F16
+    ) -> Any:
+        key = (n_ctx, n_seqs, ubatch, unified, flash, cache)
         if key not in self.contexts:
             params = self.low.llama_context_default_params()
             params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, n_seqs, unified
             params.n_batch, params.n_ubatch = BATCH_TOKENS, ubatch
             params.n_threads = params.n_threads_batch = self.threads
             params.flash_attn_type = -1 if flash is None else int(flash)
+            params.type_k = params.type_v = cache
             self.contexts[key] = self.low.llama_init_from_model(self.model, params)
             if not self.contexts[key]:
                 raise RuntimeError(f"llama.cpp made no context of {n_ctx} tokens")

@@ -11,11 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from rpc_backend.graph import Tensor
-from rpc_backend_numba import layout
-from rpc_backend_numba.plan import NumbaPlan
+from rpc_backend_numba.plan import NumbaPlan, Step
 
 _EMPTY_RUNS = 200
 
@@ -72,9 +70,9 @@ class Recorder:
         if len(found.whole) <= len(found.rows):
             found.whole.append(_timed(lambda: self.run_whole(plan)))
             return
-        table, run = plan._table.rows, plan._threads.run
-        found.rows.append([_timed(lambda row=table[index : index + 1]: run(row)) for index in range(len(table))])
-        found.empty_s = min(_timed(lambda: run(table[:0])) for _ in range(_EMPTY_RUNS))
+        run, count = plan.run_steps, len(plan.steps())
+        found.rows.append([_timed(lambda index=index: run(index, index + 1)) for index in range(count)])
+        found.empty_s = min(_timed(lambda: run(0, 0)) for _ in range(_EMPTY_RUNS))
 
     def plan_of(self, n_columns: int) -> PlanTimes:
         """Return the longest plan of so many columns that ran both ways."""
@@ -105,42 +103,25 @@ def _timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-@dataclass(frozen=True)
-class RowInfo:
-    """Which kernel a row runs, for which node; `is_last` of the rows of that node."""
-
-    kernel: str
-    node: Tensor
-    is_last: bool
-
-    @cached_property
-    def work(self) -> Work:
-        """Rows before a node's last one make its inputs ready: they read them, and no more."""
-        if self.is_last:
-            return work_of(self.node)
-        return Work(sum(_packed(source) for source in self.node.sources[1:]))
-
-    @property
-    def group(self) -> tuple[str, str, str]:
-        """What rows have in common that the tables show as one: operation, kernel, shape."""
-        name = self.node.op.name if self.node.op else "leaf"
-        if not _is_product(self.node):
-            return name, self.kernel, _shape(self.node)
-        a, b = self.node.sources
-        if not self.is_last:
-            return name, self.kernel, _shape(b)
-        return name, self.kernel, f"{a.type.name} {a.ne[0]} x {a.ne[1]} by {b.ne[1] * b.ne[2] * b.ne[3]}"
+def _work_of_step(step: Step) -> Work:
+    """What makes inputs ready reads them and no more; what several nodes do together reads what is new to each."""
+    if not step.nodes:
+        return Work(sum(_packed(source) for source in step.node.sources[1:]))
+    works = [work_of(node) for node in step.nodes]
+    within = sum(_packed(source) for node in step.nodes for source in node.sources if source in step.nodes)
+    moved, macs = sum(work.nbytes for work in works) - within, sum(work.macs for work in works)
+    return Work(moved, macs, all(work.is_float for work in works))
 
 
-def rows_of(plan: NumbaPlan) -> list[RowInfo]:
-    """Return what each row of a plan's table is for."""
-    names = {address: name for name, address in plan._table._codes.items()}
-    positions = [int(block[layout.NODE]) for block in plan._table._arguments]
-    last = {position: index for index, position in enumerate(positions)}
-    return [
-        RowInfo(names[int(row[layout.ROW_KERNEL])], plan.graph.nodes[position], last[position] == index)
-        for index, (row, position) in enumerate(zip(plan._table.rows, positions, strict=True))
-    ]
+def _group_of(step: Step) -> tuple[str, str, str]:
+    """What steps have in common that the tables show as one: operations, kernel, shape."""
+    name = "+".join(node.op.name for node in step.nodes or [step.node] if node.op)
+    if not _is_product(step.node):
+        return name, step.kernel, _shape(step.node)
+    a, b = step.node.sources
+    if not step.nodes:
+        return name, step.kernel, _shape(b)
+    return name, step.kernel, f"{a.type.name} {a.ne[0]} x {a.ne[1]} by {b.ne[1] * b.ne[2] * b.ne[3]}"
 
 
 @dataclass(slots=True)
@@ -157,8 +138,8 @@ class GroupTimes:
 def grouped(times: PlanTimes) -> dict[tuple[str, str, str], GroupTimes]:
     """Return time and work by group, the slowest group first."""
     groups: dict[tuple[str, str, str], GroupTimes] = defaultdict(GroupTimes)
-    for info, seconds in zip(rows_of(times.plan), times.row_s(), strict=True):
-        found, work = groups[info.group], info.work
+    for step, seconds in zip(times.plan.steps(), times.row_s(), strict=True):
+        found, work = groups[_group_of(step)], _work_of_step(step)
         found.calls += 1
         found.seconds += seconds
         found.nbytes += work.nbytes

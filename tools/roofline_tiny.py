@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from numba import types
 
 from rpc_backend.graph import Graph, element_type
@@ -17,7 +18,6 @@ from rpc_backend.hookspecs import DeviceOptions
 from rpc_backend.host.placement import place_leaves
 from rpc_backend.interfaces import BufferUsage
 from rpc_backend.registry import load_registry
-from rpc_backend_numba import layout
 from rpc_backend_numba.atomics import code_call
 from rpc_backend_numba.code import CodeLoader, as_callable
 from rpc_backend_numba.compile import compile_function
@@ -76,7 +76,7 @@ def _kernels_s(plan: NumbaPlan, target: Target) -> float:
     """Return the least time of all rows' kernels, called one after the other by a plain loop."""
     loader = CodeLoader(target)
     loop = as_callable(loader.load(*compile_function(_make_loop(), 2, loader.machine)), 2)
-    table = plan._table.rows
+    table = np.array([[step.call.code, step.call.arguments] for step in plan.steps()], np.int64)
     times: list[float] = []
     for _ in range(_ROUNDS):
         started = time.perf_counter()
@@ -86,12 +86,10 @@ def _kernels_s(plan: NumbaPlan, target: Target) -> float:
 
 
 def _make_loop() -> Callable[..., None]:
-    call_kernel, words = code_call(3), layout.ROW_WORDS
-    kernel, arguments = layout.ROW_KERNEL, layout.ROW_ARGUMENTS
-    I64 = types.int64
+    call_kernel, I64 = code_call(3), types.int64
 
     def loop(table, n):
-        for row in range(0, n * words, words):
-            call_kernel(load_at(I64, table, row + kernel), load_at(I64, table, row + arguments), 0, 1)
+        for row in range(0, 2 * n, 2):
+            call_kernel(load_at(I64, table, row), load_at(I64, table, row + 1), 0, 1)
 
     return loop

@@ -41,10 +41,10 @@ def _create(options: DeviceOptions) -> Sequence[Device]:
     import platformdirs
 
     from rpc_backend_numba.cache import KernelCache, cache_folder
+    from rpc_backend_numba.cores import default_thread_count
     from rpc_backend_numba.device import NumbaDevice
     from rpc_backend_numba.library import KernelLibrary
     from rpc_backend_numba.targets import choose_target
-    from rpc_backend_numba.threads import default_thread_count
 
     target = choose_target(options.extra.get("cpu_features", options.cpu_features))
     root = options.cache_dir or Path(platformdirs.user_cache_dir("zmq-rpc-backend"))

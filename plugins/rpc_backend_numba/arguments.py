@@ -62,16 +62,42 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """How threads share a range of bytes: of `count` items of `nbytes`, thread t of n has those from count * t // n on.
+
+    The last item may be shorter, and items past the end of the range be none.
+    """
+
+    count: int
+    nbytes: int
+
+    def of(self, thread: int, n_threads: int) -> tuple[int, int]:
+        """Return the first byte of a thread, and the end of its bytes."""
+        return (
+            self.count * thread // n_threads * self.nbytes,
+            self.count * (thread + 1) // n_threads * self.nbytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes that a row reads or writes: from an address, or of a shared block."""
+    """Bytes that a row reads or writes: from an address, or of a shared block.
+
+    With `parts` each thread touches its own only, without them any thread may touch all.
+    """
 
     start: Address
     nbytes: int
+    parts: Parts | None = None
 
 
 @dataclass(slots=True)
 class Row:
-    """One kernel call. `operands` has the result first; `reads` and `writes` say what it touches."""
+    """One kernel call. `operands` has the result first; `reads` and `writes` say what it touches.
+
+    `node` is the position of the node that an error is reported for, `nodes` are those of all that it computes, none
+    if it only makes something ready.
+    """
 
     kernel: str
     node: int
@@ -80,6 +106,7 @@ class Row:
     reads: list[Span]
     writes: list[Span]
     private_nbytes: int = 0
+    nodes: tuple[int, ...] = ()
     codes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -53,6 +53,7 @@ class Uses:
                 uses._add(node, None)
                 for number, source in enumerate(node.sources):
                     uses._add(source, node.op.name if number == 0 else None)
+        uses.plain = _merged(uses.plain)
         return uses
 
     def _add(self, tensor: Tensor, first_source_of: str | None) -> None:
@@ -152,9 +153,11 @@ class Arranger:
         return bool(others)
 
     def _pin(self, buffer: WeightsBuffer, start: int, end: int) -> None:
-        if (start, end) in buffer.pinned:
+        touching = {pinned for pinned in buffer.pinned if pinned[0] <= end and start <= pinned[1]}
+        whole = min((start, *(first for first, _ in touching))), max((end, *(last for _, last in touching)))
+        if whole in touching:
             return
-        buffer.pinned |= {(start, end)}
+        buffer.pinned = buffer.pinned - touching | {whole}
         for region in [region for region in buffer.agreed if region.overlaps(start, end)]:
             if region in buffer.interleaved:
                 self._make_plain(buffer, region)
@@ -174,6 +177,17 @@ class Arranger:
                 builder.add(_row(f"{how}.{region.kind.name}", region, source, target, count))
         table = Table(builder, self._library, self._threads.n_threads)  # holds what its rows point to
         self._threads.run(table.rows)
+
+
+def _merged(ranges: Iterable[tuple[WeightsBuffer, int, int]]) -> list[tuple[WeightsBuffer, int, int]]:
+    """Return ranges that cover the same bytes: of a buffer that graphs compute in, few instead of thousands."""
+    merged: list[tuple[WeightsBuffer, int, int]] = []
+    for buffer, start, end in sorted(ranges, key=lambda item: (id(item[0]), item[1])):
+        if merged and merged[-1][0] is buffer and start <= merged[-1][2]:
+            merged[-1] = buffer, merged[-1][1], max(end, merged[-1][2])
+        else:
+            merged.append((buffer, start, end))
+    return merged
 
 
 def _moves_in_place(buffer: WeightsBuffer, region: Region) -> list[Move]:

@@ -1,7 +1,7 @@
 """Atomic operations and calls through addresses.
 
 Belongs here: what compute threads use to meet, and to jump into kernels. Must not be here: the walker that uses
-them.
+them. All threads see additions, exchanges and loads in one order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def atomic_add(typing_context: Any, address: Any, amount: Any) -> Any:
     """Add to the int64 at `address` and return what was there before."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", _place(builder, args[0]), args[1], "acq_rel")
+        return builder.atomic_rmw("add", _place(builder, args[0]), args[1], "seq_cst")
 
     return types.int64(types.intp, types.int64), emit
 
@@ -37,7 +37,7 @@ def atomic_load(typing_context: Any, address: Any) -> Any:
     """The int64 at `address`; what its writer wrote before is visible after."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.load_atomic(_place(builder, args[0]), "acquire", 8)
+        return builder.load_atomic(_place(builder, args[0]), "seq_cst", 8)
 
     return types.int64(types.intp), emit
 
@@ -58,7 +58,7 @@ def compare_exchange(typing_context: Any, address: Any, expected: Any, value: An
     """Put `value` at `address` if `expected` is there; return whether it was."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        outcome = builder.cmpxchg(_place(builder, args[0]), args[1], args[2], "acq_rel", "acquire")
+        outcome = builder.cmpxchg(_place(builder, args[0]), args[1], args[2], "seq_cst", "seq_cst")
         return builder.extract_value(outcome, 1)
 
     return types.boolean(types.intp, types.int64, types.int64), emit

@@ -13,6 +13,8 @@ ITEM_ROWS = 4 * TILE_ROWS
 """Query rows that can share the decoding of keys and values."""
 BLOCK = 64
 """Positions of keys and values that are handled at a time."""
+INLINED_TYPES = ("F16", "F32", "BF16", "Q8_0")
+"""Element types that have a kernel of their own where keys and values share them."""
 
 
 class Region(IntEnum):

@@ -21,6 +21,7 @@ from rpc_backend_numba.arranger import Arranger
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.library import KernelLibrary
 from rpc_backend_numba.lowering import LOWERINGS
+from rpc_backend_numba.lowering.fusion import groups_of
 from rpc_backend_numba.plan import NumbaPlan
 from rpc_backend_numba.table import Table
 from rpc_backend_numba.targets import cpu_name
@@ -66,10 +67,13 @@ class NumbaDevice(HostDevice):
     def _make_table(self, graph: Graph) -> Table:
         started = time.monotonic()
         builder = PlanBuilder(self._library.target.lanes, _is_agreed)
-        for position, node in enumerate(graph.nodes):
-            if node.op is not None and node.op.moves_data and node.n_elements:
-                builder.start_node(position)
-                LOWERINGS[node.op.name].emit(builder, node)
+        for positions, fusion in groups_of(graph.nodes):
+            builder.start_nodes(positions)
+            nodes = [graph.nodes[position] for position in positions]
+            if fusion is not None:
+                fusion.emit(builder, nodes)
+            elif (op := nodes[0].op) is not None:
+                LOWERINGS[op.name].emit(builder, nodes[0])
         table = Table(builder, self._library, self._threads.n_threads)
         _log.debug("%d nodes are %d rows, planned in %.3f s", len(graph.nodes), len(builder.rows), _since(started))
         return table

@@ -11,7 +11,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GROUP = 32
-"""Weights are unpacked, and activations quantised, 32 at a time."""
+"""Weights are unpacked, activations quantised, and long rows shared by threads, 32 at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Words at `offset` of a block, `nbytes` each, that go to `place` and on, `step` bytes from each to the next."""
+
+    offset: int
+    count: int
+    nbytes: int
+    place: int
+    step: int
+
+
+def _q5_k_runs() -> tuple[Run, ...]:
+    """By turns a word of the high bits, then one of the low bits of each 64 weights: as `_q6_k_runs`."""
+    low = (Run(48 + 32 * i, 8, 4, 20 + 4 * i, 20) for i in range(4))
+    return (Run(0, 2, 2, 0, 2), Run(4, 3, 4, 4, 4), Run(16, 8, 4, 16, 20), *low)
+
+
+def _q6_k_runs() -> tuple[Run, ...]:
+    """The scales first, then for each 128 weights by turns a word of both halves of the low bits and one of the high.
+
+    So a product reads a block from end to end: memory is fetched ahead only where it is read in its order.
+    """
+    runs = [Run(208, 1, 2, 0, 2), Run(192, 4, 4, 2, 4)]
+    for half in range(2):
+        low, high, place = 64 * half, 128 + 32 * half, 18 + 96 * half
+        runs += [Run(low, 8, 4, place, 12), Run(low + 32, 8, 4, place + 4, 12), Run(high, 8, 4, place + 8, 12)]
+    return tuple(runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +49,8 @@ class Format:
 
     `fields` is what a block is made of, in order: how many words of 1, 2 or 4 bytes. One scale (and minimum, if
     `has_minimum`) holds for `scale_span` weights, 32 or 16. `zero_point` is a power of two or 0. `largest` is the
-    largest q there can be; above 127 the zero point is 128, so that q less that is a signed byte.
+    largest q there can be; above 127 the zero point is 128, so that q less that is a signed byte. `moved` says where
+    the words of a block go that do not keep their places when rows are interleaved.
     """
 
     name: str
@@ -30,10 +60,21 @@ class Format:
     largest: int
     scale_span: int = GROUP
     has_minimum: bool = False
+    moved: tuple[Run, ...] = ()
 
     @property
     def block_nbytes(self) -> int:
         return sum(count * nbytes for count, nbytes in self.fields)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All words of a block, each where it is to lie when rows are interleaved."""
+        found: list[Run] = []
+        offset = 0
+        for count, nbytes in self.fields:
+            found.append(Run(offset, count, nbytes, offset, nbytes))
+            offset += count * nbytes
+        return self.moved or tuple(found)
 
     @property
     def groups(self) -> int:
@@ -55,8 +96,8 @@ FORMATS = {
         Format("Q2_K", 256, ((20, 4), (2, 2)), 0, 3, 16, has_minimum=True),
         Format("Q3_K", 256, ((27, 4), (1, 2)), 4, 7, 16),
         Format("Q4_K", 256, ((2, 2), (35, 4)), 0, 15, has_minimum=True),
-        Format("Q5_K", 256, ((2, 2), (43, 4)), 0, 31, has_minimum=True),
-        Format("Q6_K", 256, ((52, 4), (1, 2)), 32, 63, 16),
+        Format("Q5_K", 256, ((2, 2), (43, 4)), 0, 31, has_minimum=True, moved=_q5_k_runs()),
+        Format("Q6_K", 256, ((52, 4), (1, 2)), 32, 63, 16, moved=_q6_k_runs()),
     )
 }
 
@@ -66,7 +107,8 @@ MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers, so that they are whole: the scale is halved."""
 
 TILE_ROWS = 16
-"""Rows of weights that are interleaved: word w of row r of their blocks lies at 16 times the offset of w, plus r words.
+"""Rows of weights that are interleaved: word w of row r of their blocks lies at 16 times the place of w (`Format.runs`:
+most often its offset), plus r words.
 
 So a block of 16 rows takes the bytes of 16 blocks, and each word of it is a vector with one lane per row.
 """

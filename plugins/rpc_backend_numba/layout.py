@@ -35,9 +35,11 @@ ERROR_NODE, ERROR_INDEX, ERROR_LIMIT, ERROR_WORDS = 0, 1, 2, 4
 ARRIVED, GENERATION, JOB = 0, 8, 16
 JOB_TABLE, JOB_ROWS, JOB_STOP = JOB, JOB + 1, JOB + 2
 CALLS = 24
-CALL_YIELD, CALL_WAIT, CALL_POST = CALLS, CALLS + 1, CALLS + 2
+CALL_WAIT, CALL_POST = CALLS, CALLS + 1
 SEMAPHORES = 32
 SEMAPHORE_WORDS = 8
+ASLEEP, NAPS = 6, 7
+"""Words of a thread behind its semaphore: 1 while it sleeps until others come; how many waits ended so in a row."""
 
 
 def state_words(n_threads: int) -> int:

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from rpc_backend.plugin_api import Glu, Unary
+from rpc_backend_numba.attention_scratch import INLINED_TYPES
 from rpc_backend_numba.cache import KernelCache
 from rpc_backend_numba.code import CodeLoader
 from rpc_backend_numba.formats import FORMATS
@@ -82,6 +83,7 @@ KERNELS: dict[str, KernelSource] = {
     "clamp": KernelSource("elementwise", "make_clamp"),
     "glu": KernelSource("elementwise", "make_glu", 3, tuple(kind.name for kind in Glu)),
     "rms_norm": KernelSource("reductions", "make_rms_norm"),
+    "norm_chain": KernelSource("norm_chains", "make_norm_chain", 3, ("NORM_MUL", "ADD_NORM_MUL")),
     "sum_rows": KernelSource("reductions", "make_sum_rows"),
     "soft_max": KernelSource("reductions", "make_soft_max", 3, ("none", "F32", "F16")),
     "norm": KernelSource("norms", "make_norm", 3, ("NORM", "L2_NORM")),
@@ -103,7 +105,7 @@ KERNELS: dict[str, KernelSource] = {
     "argsort": KernelSource("sorting", "make_argsort"),
     "angles": KernelSource("rope", "make_angles"),
     "rope": KernelSource("rope", "make_rope", 3, ("NORMAL", "NEOX")),
-    "attention": KernelSource("attention", "make_attention", 3, ("F16", "F32", "any")),
+    "attention": KernelSource("attention", "make_attention", 3, (*INLINED_TYPES, "any")),
 }
 """A kernel's name is one of these, with its variant after a dot: `rows.Q4_1`."""
 

@@ -6,12 +6,27 @@ Belongs here: running a table, and the error a kernel left. Must not be here: nu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from rpc_backend.plugin_api import ComputeError, Graph, HostBuffer, RunnablePlan
+from rpc_backend.plugin_api import ComputeError, Graph, HostBuffer, RunnablePlan, Tensor
 from rpc_backend_numba import layout
 from rpc_backend_numba.arranger import Arranger, Uses
-from rpc_backend_numba.table import Table
+from rpc_backend_numba.table import Call, Table
 from rpc_backend_numba.threads import ComputeThreads
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel call of a plan.
+
+    `nodes` are what it computes; none if it makes something ready for `node`, else `node` is the last of them.
+    `call` has the addresses of the kernel's code and of its argument block (`layout`), and whether threads meet first.
+    """
+
+    kernel: str
+    node: Tensor
+    nodes: Sequence[Tensor]
+    call: Call
 
 
 class NumbaPlan(RunnablePlan):
@@ -47,6 +62,19 @@ class NumbaPlan(RunnablePlan):
         del held
         if failed[layout.ERROR_NODE]:
             self._raise(failed)
+
+    def steps(self) -> list[Step]:
+        """Return the kernel calls that a run makes, in order; they hold until the plan runs again."""
+        nodes = self.graph.nodes
+        return [
+            Step(call.kernel, nodes[call.position], [nodes[index] for index in call.nodes], call)
+            for call in self._table.calls()
+        ]
+
+    def run_steps(self, first: int, last: int) -> None:
+        """Run steps [first, last) alone, for measuring: their sources are what was there before."""
+        with self._arranger.lock:
+            self._threads.run(self._table.rows[first:last])
 
     def _settle(self) -> None:
         """See to it that the weights lie as the table takes them to."""

@@ -6,17 +6,35 @@ Belongs here: placing what a builder collected. Must not be here: what rows mean
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rpc_backend_numba import layout
 from rpc_backend_numba.arguments import NO_OPERAND, Code, Private, Row, Shared, word_of
-from rpc_backend_numba.builder import PlanBuilder, place_blocks, waits
+from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.library import KernelLibrary
+from rpc_backend_numba.stages import place_blocks, stages_of
 
 _ALIGNMENT = 64
 Words = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One row of a table: the kernel and its code, the address of its argument block, positions of nodes.
+
+    `nodes` are those that it computes; none if it makes something ready for the node at `position`. `waits` says
+    whether all threads meet before it.
+    """
+
+    kernel: str
+    code: int
+    arguments: int
+    position: int
+    nodes: tuple[int, ...]
+    waits: bool
 
 
 class Table:
@@ -26,23 +44,40 @@ class Table:
     """
 
     def __init__(self, builder: PlanBuilder, library: KernelLibrary, n_threads: int) -> None:
-        rows = builder.rows
+        stages = stages_of(builder.rows, builder.block_nbytes, n_threads)
+        order = sorted(range(len(stages)), key=lambda index: stages[index])
+        rows, stages = [builder.rows[index] for index in order], [stages[index] for index in order]
+        self._builder_rows = rows
         self.error: Words = np.zeros(layout.ERROR_WORDS, np.int64)
         self._constants = builder.constants
         self._codes = library.addresses(code for row in rows for code in row.codes)
-        self._offsets, shared_nbytes = place_blocks(rows, builder.block_nbytes)
+        self._offsets, shared_nbytes = place_blocks(rows, stages, builder.block_nbytes)
         self._shared, self._shared_start = _aligned(shared_nbytes)
         self._private_nbytes = _whole_lines(max((row.private_nbytes for row in rows), default=0))
         self._private, self._private_start = _aligned(self._private_nbytes * n_threads)
         self._arguments: Words = np.array([self._argument_block(row) for row in rows], np.int64)
-        self.rows: Words = self._table(rows)
+        self.rows: Words = self._table(rows, stages)
 
-    def _table(self, rows: Sequence[Row]) -> Words:
+    def calls(self) -> list[Call]:
+        """Return what the rows are, in the order in which they run."""
+        return [
+            Call(
+                row.kernel,
+                int(words[layout.ROW_KERNEL]),
+                int(words[layout.ROW_ARGUMENTS]),
+                row.node,
+                row.nodes,
+                bool(words[layout.ROW_WAITS]),
+            )
+            for row, words in zip(self._builder_rows, self.rows, strict=True)
+        ]
+
+    def _table(self, rows: Sequence[Row], stages: Sequence[int]) -> Words:
         table: Words = np.zeros((len(rows), layout.ROW_WORDS), np.int64)
         start, step = self._arguments.ctypes.data, layout.ARGUMENT_WORDS * layout.WORD
         table[:, layout.ROW_KERNEL] = [self._codes[row.kernel] for row in rows]
         table[:, layout.ROW_ARGUMENTS] = start + step * np.arange(len(rows), dtype=np.int64)
-        table[:, layout.ROW_WAITS] = waits(rows, self._address)
+        table[1:, layout.ROW_WAITS] = np.diff(stages) > 0
         return table
 
     def _argument_block(self, row: Row) -> list[int]:

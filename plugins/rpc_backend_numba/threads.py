@@ -9,16 +9,13 @@ and never needs the interpreter in between.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from rpc_backend.plugin_api import DeviceError
 from rpc_backend_numba import layout
@@ -27,12 +24,6 @@ from rpc_backend_numba.library import KernelLibrary
 
 _JOIN_TIMEOUT_S = 5.0
 _C_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-
-
-def default_thread_count() -> int:
-    """Return the physical cores that this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
 
 class ComputeThreads:
@@ -45,7 +36,6 @@ class ComputeThreads:
         self._library = library  # keeps the code that the threads run
         self._state = _State(n_threads)
         self._calls = _native_calls() or _PythonCalls()
-        self._state.set(layout.CALL_YIELD, self._calls.yield_address)
         self._lock = threading.Lock()
         self._closed = False
         members = _start(as_callable(addresses["serve"], 3), self._state, self._calls) if n_threads > 1 else []
@@ -91,9 +81,10 @@ def _start(serve: Callable[..., int], state: _State, calls: _Calls) -> list[thre
     """Start all threads but the first, which is the caller of `run`."""
     state.set(layout.CALL_WAIT, calls.wait_address)
     state.set(layout.CALL_POST, calls.post_address)
+    for index in range(state.n_threads):
+        calls.prepare(state.semaphore(index))
     members = []
     for index in range(1, state.n_threads):
-        calls.prepare(state.semaphore(index))
         arguments = (state.address, index, state.n_threads)
         members.append(threading.Thread(target=serve, args=arguments, name=f"numba-compute-{index}", daemon=True))
         members[-1].start()
@@ -114,7 +105,6 @@ class _Calls(Protocol):
 
     wait_address: int
     post_address: int
-    yield_address: int
 
     def prepare(self, semaphore: int) -> None: ...
 
@@ -122,15 +112,14 @@ class _Calls(Protocol):
 
 
 class _NativeCalls(_Calls):
-    """POSIX semaphores and `sched_yield` by address."""
+    """POSIX semaphores by address."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._init, self._post = library.sem_init, library.sem_post
         self._init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
         self._post.argtypes = (ctypes.c_void_p,)
-        self.wait_address, self.post_address, self.yield_address = (
-            ctypes.cast(function, ctypes.c_void_p).value or 0
-            for function in (library.sem_wait, library.sem_post, library.sched_yield)
+        self.wait_address, self.post_address = (
+            ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (library.sem_wait, library.sem_post)
         )
 
     def prepare(self, semaphore: int) -> None:
@@ -146,8 +135,8 @@ class _PythonCalls(_Calls):
 
     def __init__(self) -> None:
         self._semaphores: dict[int, threading.Semaphore] = {}
-        self._functions = [_C_CALL(self._wait), _C_CALL(self.post), _C_CALL(self._yield)]
-        self.wait_address, self.post_address, self.yield_address = (
+        self._functions = [_C_CALL(self._wait), _C_CALL(self.post)]
+        self.wait_address, self.post_address = (
             ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions
         )
 
@@ -160,10 +149,6 @@ class _PythonCalls(_Calls):
 
     def _wait(self, semaphore: int) -> int:
         self._semaphores[semaphore].acquire()
-        return 0
-
-    def _yield(self, unused: int) -> int:
-        time.sleep(0)
         return 0
 
 

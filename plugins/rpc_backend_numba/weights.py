@@ -73,8 +73,8 @@ class WeightsBuffer(HostBuffer):
     """A buffer whose regions may be interleaved; reading and writing see the original bytes.
 
     `agreed` are the regions that plans take for interleaved, `interleaved` those that are so now; what is `pinned`,
-    ranges of bytes, stays plain. All three change under the rearranger's lock only, and the order of bytes under
-    `lock` too, which whoever reads or writes holds.
+    ranges of bytes that do not touch, stays plain. All three change under the rearranger's lock only, and the order of
+    bytes under `lock` too, which whoever reads or writes holds.
     """
 
     def __init__(self, device: Device, nbytes: int, rearranger: Rearranger) -> None:

@@ -55,6 +55,8 @@ _WHERE = (
     ),
 )
 
+_CACHE_TYPES = click.Choice(["f16", "f32", "bf16", "q8_0"], case_sensitive=False)
+
 _MODEL = (
     click.option(
         "--model", default="demo", show_default=True, metavar="PATH|demo", help="A GGUF file, or the demo model."
@@ -85,10 +87,21 @@ _MODEL = (
     ),
     click.option(
         "--kv-type",
-        type=click.Choice(["f16", "f32"], case_sensitive=False),
+        type=_CACHE_TYPES,
         default="f16",
         show_default=True,
-        help="Element type of the KV cache.",
+        help="Element type of the KV cache, keys and values.",
+    ),
+    click.option(
+        "--cache-type-k", "-ctk", type=_CACHE_TYPES, default=None, show_default="--kv-type", help="That of keys alone."
+    ),
+    click.option(
+        "--cache-type-v",
+        "-ctv",
+        type=_CACHE_TYPES,
+        default=None,
+        show_default="--kv-type",
+        help="That of values alone; q8_0 needs flash attention.",
     ),
     click.option(
         "--flash-attn/--no-flash-attn",
@@ -129,6 +142,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         n_ctx: int | None,
         ubatch: int,
         kv_type: str,
+        cache_type_k: str | None,
+        cache_type_v: str | None,
         flash_attn: bool,
         backend_sampling: bool,
         **others: Any,
@@ -143,6 +158,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             kv_type=kv_type.upper(),
             flash_attn=flash_attn,
             backend_sampling=backend_sampling,
+            cache_type_k=cache_type_k and cache_type_k.upper(),
+            cache_type_v=cache_type_v and cache_type_v.upper(),
         )
         return command(request=request, **others)
 

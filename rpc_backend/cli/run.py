@@ -108,6 +108,8 @@ def load(request: ModelRequest, where: WorkersRequest) -> LLM:
             n_seq=request.n_seq,
             ubatch=request.ubatch,
             kv_type=request.kv_type,
+            cache_type_k=request.cache_type_k,
+            cache_type_v=request.cache_type_v,
             flash_attn=request.flash_attn,
             pipeline_groups=request.pipeline_groups,
             backend_sampling=request.backend_sampling,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backend.errors import ConfigError, DeviceError
-from rpc_backend.graph import element_type
+from rpc_backend.graph import ElementType, element_type
 from rpc_backend.hookspecs import DeviceOptions
 from rpc_backend.host.chat import ChatTemplate
 from rpc_backend.host.context import Context, ContextLimits
@@ -29,7 +29,7 @@ from rpc_backend.host.placement import LoadProgress, OnProgress, Upload, map_lea
 from rpc_backend.host.sampling import FloatArray, SamplerParams
 from rpc_backend.host.tokenizer import Tokenizer
 from rpc_backend.interfaces import BufferUsage
-from rpc_backend.models import GgufFile, Model, load_model
+from rpc_backend.models import KV_TYPES, GgufFile, Model, load_model
 from rpc_backend.registry import load_registry
 from rpc_backend.scheduler import LayerSplit, Scheduler, parse_split
 from rpc_backend.settings import Settings, from_environment
@@ -38,7 +38,6 @@ HOST_BACKEND = "reference"
 """The backend of this process's own device, which looks up token embeddings in the mapped model file."""
 
 DEFAULT_N_CTX = 2048
-KV_TYPES = ("F16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class ModelRequest:
     """What to load and how: the arguments of `LLM` that concern the model.
 
     `split` is the text form of `scheduler.parse_split`; `n_ctx` None is the model's own length, at most 2048.
+    `cache_type_k` and `cache_type_v` are the element types of cached keys and values, `kv_type` where left out.
     """
 
     model: str | Path = "demo"
@@ -57,6 +57,8 @@ class ModelRequest:
     flash_attn: bool = True
     pipeline_groups: int = 1
     backend_sampling: bool = False
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_seq", "ubatch", "pipeline_groups"):
@@ -65,8 +67,19 @@ class ModelRequest:
                 raise ConfigError(f"{name} {value} is not at least 1")
         if self.pipeline_groups > self.n_seq:
             raise ConfigError(f"pipeline_groups {self.pipeline_groups} is more than the {self.n_seq} sequences (n_seq)")
-        if self.kv_type.upper() not in KV_TYPES:
-            raise ConfigError(f"kv_type {self.kv_type!r} is not known; known: {', '.join(KV_TYPES)}")
+        known = ", ".join(kind.name for kind in KV_TYPES)
+        for name in ("kv_type", "cache_type_k", "cache_type_v"):
+            value = getattr(self, name)
+            if value is not None and value.upper() not in known.split(", "):
+                raise ConfigError(f"{name} {value!r} is not known; known: {known}")
+        value_type = self.cache_types[1]
+        if value_type.is_quantized and not self.flash_attn:
+            raise ConfigError(f"cached values of type {value_type.name} need flash attention; leave it on, or use F16")
+
+    @property
+    def cache_types(self) -> tuple[ElementType, ElementType]:
+        """Element types of cached keys and values."""
+        return element_type(self.cache_type_k or self.kv_type), element_type(self.cache_type_v or self.kv_type)
 
     def limits(self, model: Model) -> ContextLimits:
         """Return the context sizes for a model.
@@ -105,6 +118,8 @@ class LLM:
         flash_attn: bool = True,
         pipeline_groups: int = 1,
         backend_sampling: bool = False,
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
         threads: int = 0,
         wait_s: float = 0.0,
         transport: str | None = None,
@@ -113,8 +128,9 @@ class LLM:
     ) -> None:
         started = time.perf_counter()
         request = ModelRequest(
-            model, split, n_ctx, n_seq, ubatch, kv_type, flash_attn, pipeline_groups, backend_sampling
-        )
+            model, split, n_ctx, n_seq, ubatch, kv_type, flash_attn, pipeline_groups, backend_sampling,
+            cache_type_k, cache_type_v,
+        )  # fmt: skip
         where = WorkersRequest(workers, device, threads, wait_s, transport)
         with ExitStack() as stack:
             opened = _open(request, where, settings or from_environment(), on_progress or _silent, stack)
@@ -332,7 +348,7 @@ def _open(
     scheduler = Scheduler([host, *devices.devices], synchronous=settings.no_async_copy)
     stack.callback(scheduler.close)
     on_progress(LoadProgress("plan"))
-    plan = make_plan(model, limits, element_type(request.kv_type), split, scheduler)
+    plan = make_plan(model, limits, request.cache_types, split, scheduler)
     return _Opened(gguf, devices, scheduler, plan)
 
 

@@ -45,11 +45,13 @@ class ModelPlan:
 def make_plan(
     model: Model,
     limits: ContextLimits,
-    kv_type: ElementType,
+    cache_types: tuple[ElementType, ElementType],
     request: SplitRequest,
     scheduler: Scheduler,
 ) -> ModelPlan:
     """Choose a device of `scheduler` (the first is the host's own) for every weight and cache; check that all fits.
+
+    `cache_types` are the element types of cached keys and values.
 
     Raises:
         SplitError: the asked split does not fit the model or the devices.
@@ -57,7 +59,7 @@ def make_plan(
         UnsupportedOpError: a device lacks an operation and no other can take it.
     """
     weights = {weight.name: build.leaf(weight.type, weight.ne, weight.name) for weight in model.weights}
-    cache = cache_spec(model.hparams, limits.n_cells, limits.n_seq, kv_type)
+    cache = cache_spec(model.hparams, limits.n_cells, limits.n_seq, *cache_types)
     leaves = _Leaves(model, limits, weights, cache, scheduler)
     on_first = leaves.placement([0] * model.hparams.n_layer, 0)
     compute = leaves.compute_nbytes(on_first)

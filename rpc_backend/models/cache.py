@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from rpc_backend.errors import ConfigError
 from rpc_backend.graph import ElementType, Tensor, build
-from rpc_backend.graph.element_types import F16, F32
+from rpc_backend.graph.element_types import BF16, F16, F32, Q8_0
 from rpc_backend.models.hyperparameters import Hyperparameters, LinearAttention
 
-KV_TYPES = (F16, F32)
+KV_TYPES = (F16, F32, BF16, Q8_0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +45,45 @@ class LayerCache:
         return self.k.nbytes + self.v.nbytes
 
 
-def cache_spec(hparams: Hyperparameters, n_ctx_seq: int, n_seq: int, kv_type: ElementType = F16) -> list[LayerCache]:
-    """Make the cache's leaves, one pair per layer, not placed.
+def cache_spec(
+    hparams: Hyperparameters,
+    n_ctx_seq: int,
+    n_seq: int,
+    k_type: ElementType = F16,
+    v_type: ElementType | None = None,
+) -> list[LayerCache]:
+    """Make the cache's leaves, one pair per layer, not placed. Values are of the type of keys if `v_type` is left out.
 
     Whoever places them must clear their memory: cells that the mask hides are still multiplied, by 0.
 
     Raises:
-        ConfigError: a count below 1 or an element type that is neither F16 nor F32.
+        ConfigError: a count below 1, or an element type that is not of `KV_TYPES` or whose blocks do not fit the heads.
     """
     if n_ctx_seq < 1 or n_seq < 1:
         raise ConfigError(f"a cache of {n_seq} sequences of {n_ctx_seq} tokens is empty; both must be above 0")
-    if kv_type not in KV_TYPES:
-        known = ", ".join(kind.name for kind in KV_TYPES)
-        raise ConfigError(f"the cache cannot be of type {kv_type.name}; supported: {known}")
+    v_type = k_type if v_type is None else v_type
+    _check_type(k_type, "keys", hparams.head_k)
+    _check_type(v_type, "values", hparams.head_v)
     return [
         _state(hparams.linear, layer, n_seq)
         if hparams.linear is not None and hparams.has_state(layer)
         else LayerCache(
-            build.leaf(kv_type, (hparams.n_embd_k, n_ctx_seq, n_seq), f"cache_k-{layer}"),
-            build.leaf(kv_type, (hparams.n_embd_v, n_ctx_seq, n_seq), f"cache_v-{layer}"),
+            build.leaf(k_type, (hparams.n_embd_k, n_ctx_seq, n_seq), f"cache_k-{layer}"),
+            build.leaf(v_type, (hparams.n_embd_v, n_ctx_seq, n_seq), f"cache_v-{layer}"),
         )
         for layer in range(hparams.n_layer)
     ]
+
+
+def _check_type(kind: ElementType, what: str, head: int) -> None:
+    if kind not in KV_TYPES:
+        known = ", ".join(kind.name for kind in KV_TYPES)
+        raise ConfigError(f"the cache cannot hold {what} of type {kind.name}; supported: {known}")
+    if head % kind.block_size:
+        raise ConfigError(
+            f"{what} of type {kind.name} come in blocks of {kind.block_size}, but this model's heads have {head} "
+            "elements; choose F16"
+        )
 
 
 def _state(linear: LinearAttention, layer: int, n_seq: int) -> LayerCache:

@@ -43,6 +43,8 @@ class LayerBuilder:
         """The cache as the newest layer left it, flat: keys, values."""
         self.states: list[Tensor] = []
         """The states that the layers so far have written back, which nothing in the step reads again."""
+        self.neighbours: list[Tensor] = []
+        """Products of one input, which a graph had better compute one after the other: a device can join them."""
 
     def embed(self, factor: float = 1.0) -> Tensor:
         """Look up the tokens, times a factor: [n_embd, n_total]."""
@@ -96,6 +98,7 @@ class LayerBuilder:
         q = self.linear(x, f"blk.{layer}.attn_q", f"Qcur-{layer}")
         k = self.linear(x, f"blk.{layer}.attn_k", f"Kcur-{layer}")
         v = self.linear(x, f"blk.{layer}.attn_v", f"Vcur-{layer}")
+        self.neighbours += [q, k, v]
         return (
             build.reshape(q, (hparams.head_k, hparams.n_head, n_total)),
             build.reshape(k, (hparams.head_k, hparams.n_head_kv, n_total)),

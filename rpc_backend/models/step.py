@@ -81,7 +81,14 @@ def build_step(
     result = model.architecture.build(layers)
     if sampling is not None:
         step = build_sampling(result, sampling)
-        return Step(shape, inputs, result, Graph.of(*layers.states, *step.outputs), step)
+        return Step(shape, inputs, result, _graph(layers, step.outputs), step)
     if shape.n_outputs:
-        return Step(shape, inputs, result, Graph.of(*layers.states, result))
-    return Step(shape, inputs, None, Graph.of(*layers.states, *layers.last_stored))
+        return Step(shape, inputs, result, _graph(layers, [result]))
+    return Step(shape, inputs, None, _graph(layers, layers.last_stored))
+
+
+def _graph(layers: LayerBuilder, outputs: Sequence[Tensor]) -> Graph:
+    """The graph of states and outputs, in which the layers' neighbours come one after the other."""
+    wanted = (*layers.states, *outputs)
+    needed = set(Graph.of(*wanted).nodes)
+    return Graph.of(*(tensor for tensor in layers.neighbours if tensor in needed), *wanted)

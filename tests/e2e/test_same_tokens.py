@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from rpc_backend.host import LLM, SamplerParams
 from rpc_backend.host.sampling import log_probabilities
 
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 PROMPT = "The capital of France is"
 GREEDY = SamplerParams(temperature=0.0)
 
@@ -27,6 +30,13 @@ def test_workers_give_the_tokens_of_one_process(demo_model, expected, workers):
     assert _tokens(demo_model, workers=workers) == expected
 
 
+@pytest.mark.parametrize("types", [("Q8_0", "Q8_0"), ("BF16", "Q8_0"), ("Q8_0", "F16")], ids="-".join)
+def test_workers_give_the_tokens_of_one_process_with_any_cache(types):
+    options = {"cache_type_k": types[0], "cache_type_v": types[1], "n_seq": 2}
+    expected = _tokens(GOLDEN / "llama-q8_0.gguf", workers="none", **options)
+    assert _tokens(GOLDEN / "llama-q8_0.gguf", workers="local:2", **options) == expected
+
+
 @pytest.mark.parametrize(
     "options",
     [{"split": "layers:29,1"}, {"ubatch": 2}, {"n_seq": 3}],
@@ -36,7 +46,9 @@ def test_options_do_not_change_the_tokens(demo_model, expected, options):
     assert _tokens(demo_model, workers="local:2", **options) == expected
 
 
-@pytest.mark.parametrize("options", [{"kv_type": "F32"}, {"flash_attn": False}], ids=["kv_type", "flash_attn"])
+@pytest.mark.parametrize(
+    "options", [{"kv_type": "F32"}, {"kv_type": "Q8_0"}, {"flash_attn": False}], ids=["F32", "Q8_0", "plain"]
+)
 def test_other_arithmetic_gives_nearly_the_same_logits(demo_model, options):
     rows = []
     for chosen in ({}, options):

@@ -6,11 +6,13 @@ other forms.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rpc_backend.graph import element_type
 from rpc_backend.host import LLM
 from rpc_backend.host.sampling import log_probabilities
 from rpc_backend.models import ARCHITECTURES
@@ -18,6 +20,7 @@ from rpc_backend.testing.gguf_writer import write_tiny_model
 from rpc_backend.testing.golden import FLOOR
 
 _LIMIT_S = 60
+_GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 _N_CTX = 256
 _FORMS: dict[str, dict[str, Any]] = {
     # Both engines round activations to 8 bits in their own way, and llama.cpp's flash attention works in F16.
@@ -66,6 +69,15 @@ def test_special_forms_agree(tmp_path, llama_python, what):
     assert divergence < limits["divergence"]
 
 
+@pytest.mark.parametrize("cache", ["Q8_0", "BF16", "F32"])
+@pytest.mark.parametrize("name", ["llama-f32", "qwen3-q8_0"])
+def test_caches_of_other_types_agree(llama_python, name, cache):
+    difference, divergence = _compare(llama_python, _GOLDEN / f"{name}.gguf", flash=True, cache=cache)
+    limits = _FORMS["Q8_0" if "q8_0" in name or cache != "F32" else "F32 flash"]
+    assert difference.max() < limits["worst"]
+    assert divergence < limits["divergence"]
+
+
 def _metadata(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that short names stand for."""
     known = {
@@ -81,7 +93,7 @@ def _metadata(name: str, wanted: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}.{key}": value for key, value in keys.items()}
 
 
-def _compare(python: str, model: Any, *, flash: bool) -> tuple[Any, float]:
+def _compare(python: str, model: Any, *, flash: bool, cache: str = "F16") -> tuple[Any, float]:
     """Return the greatest difference of a log-probability per row, and the mean divergence."""
     from llamacpp import LlamaProcess
 
@@ -89,9 +101,11 @@ def _compare(python: str, model: Any, *, flash: bool) -> tuple[Any, float]:
     prompt, then = (random.integers(0, 256, count).tolist() for count in (45, 6))
     with LlamaProcess(python, "talk") as process:
         process.ask(_LIMIT_S, do="load", model=str(model), threads=1)
-        rows = process.ask(_LIMIT_S, do="logits", tokens=prompt, then=then, flash=flash)["rows"]
+        rows = process.ask(
+            _LIMIT_S, do="logits", tokens=prompt, then=then, flash=flash, cache=element_type(cache).code
+        )["rows"]
     theirs = log_probabilities(np.array(rows, np.float32)).astype(float)
-    with LLM(model, workers="none", n_ctx=_N_CTX - 32, ubatch=16, flash_attn=flash) as llm:
+    with LLM(model, workers="none", n_ctx=_N_CTX - 32, ubatch=16, flash_attn=flash, kv_type=cache) as llm:
         ours = log_probabilities(llm.logits([*prompt, *then[:-1]])[len(prompt) - 1 :]).astype(float)
     difference = np.where(theirs > FLOOR, np.abs(ours - theirs), 0).max(axis=1)
     return difference, float((np.exp(theirs) * (theirs - ours)).sum(axis=1).mean())

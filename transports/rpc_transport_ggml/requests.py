@@ -144,8 +144,11 @@ def get_device_memory(client: Client, device: int) -> bytes:
 
 @_handles(Code.ALLOC_BUFFER, "IQ")
 def alloc_buffer(client: Client, device: int, nbytes: int) -> bytes:
-    """Allocate a buffer; handle 0 says that there is not enough memory."""
-    request = records.AllocBuffer(device, nbytes, "any")
+    """Allocate a buffer; handle 0 says that there is not enough memory.
+
+    The client does not tell what it is for, so it is for weights: devices hide how those lie in memory from all else.
+    """
+    request = records.AllocBuffer(device, nbytes, "weights")
     try:
         handle = client.session.ask(commands.ALLOC_BUFFER, request, stream=device).body.handle
     except (OutOfMemoryError, LimitError) as error:

@@ -10,6 +10,7 @@ from numba import types
 
 from rpc_backend_numba import layout
 from rpc_backend_numba.atomics import compare_exchange
+from rpc_backend_numba.formats import GROUP
 from rpc_backend_numba.simd import helper, load_at, store_at
 
 I64, F64 = types.int64, types.float64
@@ -59,6 +60,12 @@ def param_float(args, index):
 def share(n_items, ith, nth):
     """The items [first, last) of thread `ith` of `nth`."""
     return n_items * ith // nth, n_items * (ith + 1) // nth
+
+
+@helper
+def n_pieces(args, tensor):
+    """Into how many pieces of `GROUP` elements a row is cut, so that threads can share it."""
+    return (extent(args, tensor, 0) + GROUP - 1) // GROUP
 
 
 @helper

@@ -23,7 +23,7 @@ from numba import types
 
 from rpc_backend_numba.atomics import code_call
 from rpc_backend_numba.attention_scratch import BLOCK, ITEM_ROWS, TILE_ROWS, Region
-from rpc_backend_numba.formats import UNIT_COLUMNS
+from rpc_backend_numba.formats import FORMATS, UNIT_COLUMNS
 from rpc_backend_numba.kernels.access import (
     address,
     element_code,
@@ -80,7 +80,7 @@ _ITEMS_PER_THREAD = 4
 
 
 def make_attention(layer: Layer, element_types: str) -> Any:
-    """Return the kernel for keys and values that are both `F16` or both `F32`, or for `any` by its row codecs."""
+    """Return the kernel for keys and values of one type of `INLINED_TYPES`, or for `any` by its row codecs."""
     mask_vector = make_mask_vector(layer)
     see_block = make_see_block(layer, mask_vector)
     fetch_row = _make_fetch_row(element_types)
@@ -101,7 +101,10 @@ def make_attention(layer: Layer, element_types: str) -> Any:
             if count > 0:
                 key_rows, value_rows = keys + start * stride(args, 2, 1), values + start * stride(args, 3, 1)
                 score_block(args, base, n_rows, key_rows, value_rows, count)
-                fill_values(args, base, value_rows, key_rows + stride(args, 2, 2), count)
+                following = key_rows + BLOCK * stride(args, 2, 1)
+                if start + BLOCK >= extent(args, 2, 1):
+                    following = keys + stride(args, 2, 2)
+                fill_values(args, base, value_rows, following, count)
                 soften(args, base, n_rows, start, count)
                 for tile in range(0, n_rows, TILE_ROWS):
                     gather_block(args, base, tile, n_rows - tile, count)
@@ -149,11 +152,12 @@ def _make_row_decoder(layer: Layer, element_types: str, codec: int) -> Any:
 
 def _make_fetch_row(element_types: str) -> Any:
     """Return `fetch(source, n)`, which brings a row closer that will be needed soon."""
-    nbytes = ELEMENT_NBYTES.get(element_types, 1)
+    form = FORMATS.get(element_types)
+    nbytes, n_elements = (form.block_nbytes, form.block_size) if form else (ELEMENT_NBYTES.get(element_types, 1), 1)
 
     @helper
     def fetch_row(source, n):
-        for line in range(0, nbytes * n, CACHE_LINE):
+        for line in range(0, n // n_elements * nbytes, CACHE_LINE):
             prefetch(source + line)
 
     return fetch_row
@@ -232,8 +236,7 @@ def _make_score_block(layer: Layer, decode: Any, fetch_row: Any) -> Any:
     """
     F32, lanes = layer.F32, layer.lanes
     transpose = transpose_square(layer.F32)
-    strips = {width: _score_strip(layer, width) for width in (4, 8, 12)}
-    narrow, middle, wide = strips[4], strips[8], strips[12]
+    narrow, middle, wide = (_score_strip(layer, width) for width in (4, 8, 12))
 
     @helper
     def score_tile(args, base, tile, n_rows, n, at):
@@ -250,8 +253,7 @@ def _make_score_block(layer: Layer, decode: Any, fetch_row: Any) -> Any:
     def score_block(args, base, n_rows, source, ahead, count):
         n, source_step = extent(args, 2, 0), stride(args, 2, 1)
         row_nbytes = (n + lanes - 1) // lanes * lanes * 4
-        keys, panel = _region(args, base, _KEYS), _region(args, base, _PANEL)
-        seen = _region(args, base, _SEEN)
+        keys, panel, seen = _region(args, base, _KEYS), _region(args, base, _PANEL), _region(args, base, _SEEN)
         for at in range(0, count, lanes):
             if hmax(load(F32, seen + 4 * at)) == _HIDDEN:
                 continue
@@ -339,7 +341,7 @@ def _make_soften(layer: Layer, mask_vector: Any) -> Any:
 def _make_fill_values(layer: Layer, decode: Any, fetch_row: Any) -> Any:
     """Return `fill(…, source, ahead, count)`: a block's values as float32, zeros for positions that no row sees.
 
-    Rows at `ahead`, the keys of the next key head, are brought closer meanwhile.
+    Rows at `ahead`, the keys of the next block or of the next key head, are brought closer meanwhile.
     """
     F32, lanes = layer.F32, layer.lanes
 
@@ -362,8 +364,7 @@ def _make_fill_values(layer: Layer, decode: Any, fetch_row: Any) -> Any:
 
 def _make_gather_block(layer: Layer) -> Any:
     """Return `gather(…, tile, n_rows, count)`: add the weighted values of a block to the results of a tile's rows."""
-    strips = {width: _gather_strip(layer, width) for width in (4, 8, 12)}
-    narrow, middle, wide = strips[4], strips[8], strips[12]
+    narrow, middle, wide = (_gather_strip(layer, width) for width in (4, 8, 12))
     lanes = layer.lanes
 
     @helper

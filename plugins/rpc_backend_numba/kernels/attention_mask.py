@@ -62,7 +62,7 @@ def make_see_block(layer: Layer, mask_vector: Any) -> Any:
     @helper
     def see_block(args, seen, masks, edge, n_rows, start):
         n_kv, code = extent(args, 2, 1), element_code(args, 4)
-        count = 0
+        any_row = splat(F32, _HIDDEN)
         for at in range(0, BLOCK, lanes):
             both = splat(F32, _HIDDEN)
             before = -1
@@ -72,8 +72,12 @@ def make_see_block(layer: Layer, mask_vector: Any) -> Any:
                     both = maximum(mask_vector(mask, start + at, n_kv, code, edge), both)
                     before = mask
             store(seen + 4 * at, both)
-            if hmax(both) > _HIDDEN:
-                count = at + lanes
+            any_row = maximum(both, any_row)
+        if hmax(any_row) == _HIDDEN:
+            return 0
+        count = BLOCK
+        while hmax(load(F32, seen + 4 * (count - lanes))) == _HIDDEN:
+            count -= lanes
         return count
 
     return see_block

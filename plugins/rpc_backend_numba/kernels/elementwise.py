@@ -14,9 +14,11 @@ from typing import Any
 from numba import types
 
 from rpc_backend_numba.element_codes import F32 as F32_CODE
+from rpc_backend_numba.formats import GROUP
 from rpc_backend_numba.kernels.access import (
     element_code,
     extent,
+    n_pieces,
     n_rows,
     param,
     param_float,
@@ -54,17 +56,16 @@ def make_binary(layer: Layer, name: str) -> Any:
         return a / b
 
     @helper
-    def packed_row(a, b, out, n):
-        i = 0
+    def packed_row(a, b, out, i, n):
         while i + lanes <= n:
             store(out + 4 * i, apply(load(F32, a + 4 * i), load(F32, b + 4 * i)))
             i += lanes
         return i
 
     @helper
-    def packed_row_and_one(a, b, out, n):
+    def packed_row_and_one(a, b, out, i, n):
         """The same where one element of tensor 2 goes with a whole row."""
-        one, i = splat(F32, load(types.float32, b)), 0
+        one = splat(F32, load(types.float32, b))
         while i + lanes <= n:
             store(out + 4 * i, apply(load(F32, a + 4 * i), one))
             i += lanes
@@ -77,19 +78,23 @@ def make_binary(layer: Layer, name: str) -> Any:
         fast_one = packed and element_code(args, 2) == F32_CODE and repeat == 1
         code_a, code_b, code_out = element_code(args, 1), element_code(args, 2), element_code(args, 0)
         step_a, step_b, step_out = stride(args, 1, 0), stride(args, 2, 0), stride(args, 0, 0)
-        first, last = share(n_rows(args, 0), ith, nth)
-        for row in range(first, last):
+        pieces = n_pieces(args, 0)
+        first, last = share(pieces * n_rows(args, 0), ith, nth)
+        while first < last:
+            row, piece = first // pieces, first % pieces
+            taken = min(pieces - piece, last - first)
             i1, i2, i3 = split_row(row, args, 0)
             a, b = row_address(args, 1, i1, i2, i3), repeated_row_address(args, 2, i1, i2, i3)
             out = row_address(args, 0, i1, i2, i3)
-            start = 0
+            start, end = piece * GROUP, min(n, (piece + taken) * GROUP)
             if fast:
-                start = packed_row(a, b, out, n)
+                start = packed_row(a, b, out, start, end)
             elif fast_one:
-                start = packed_row_and_one(a, b, out, n)
-            for i in range(start, n):
+                start = packed_row_and_one(a, b, out, start, end)
+            for i in range(start, end):
                 value = apply(load_any(code_a, a + i * step_a), load_any(code_b, b + i % repeat * step_b))
                 store_any(code_out, out + i * step_out, value)
+            first += taken
 
     return binary
 
@@ -224,21 +229,25 @@ def make_glu(layer: Layer, name: str) -> Any:
         n = extent(args, 0, 0)
         fast = _is_packed(args, 0) and _is_packed(args, 1) and _is_packed(args, 2)
         alpha, limit = param_float(args, ALPHA), param_float(args, LIMIT)
-        first, last = share(n_rows(args, 0), ith, nth)
-        for row in range(first, last):
+        pieces = n_pieces(args, 0)
+        first, last = share(pieces * n_rows(args, 0), ith, nth)
+        while first < last:
+            row, piece = first // pieces, first % pieces
+            taken = min(pieces - piece, last - first)
             i1, i2, i3 = split_row(row, args, 0)
             gate = row_address(args, 1, i1, i2, i3) + param(args, GATE_OFFSET)
             value = row_address(args, 2, i1, i2, i3) + param(args, VALUE_OFFSET)
             out = row_address(args, 0, i1, i2, i3)
-            i = 0
-            while fast and i + lanes <= n:
+            i, end = piece * GROUP, min(n, (piece + taken) * GROUP)
+            while fast and i + lanes <= end:
                 store(out + 4 * i, gated(load(F32, gate + 4 * i), load(F32, value + 4 * i), alpha, limit))
                 i += lanes
-            while i < n:
+            while i < end:
                 x = load_any(element_code(args, 1), gate + i * stride(args, 1, 0))
                 y = load_any(element_code(args, 2), value + i * stride(args, 2, 0))
                 product = extract(gated(splat(F32, x), splat(F32, y), alpha, limit), 0)
                 store_any(element_code(args, 0), out + i * stride(args, 0, 0), product)
                 i += 1
+            first += taken
 
     return glu

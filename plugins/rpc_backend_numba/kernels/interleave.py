@@ -16,7 +16,7 @@ from typing import Any
 from numba import types
 
 from rpc_backend_numba.atomics import code_call
-from rpc_backend_numba.formats import FORMATS, TILE_ROWS
+from rpc_backend_numba.formats import FORMATS, TILE_ROWS, Run
 from rpc_backend_numba.kernels.access import address, extent, param, share, stride
 from rpc_backend_numba.simd import helper, load, store, vector
 from rpc_backend_numba.simd.layer import Layer
@@ -29,13 +29,12 @@ _COPIED = vector(types.uint8, TILE_ROWS)
 _call_rows = code_call(6)
 
 
-def _for_each_field(format_name: str, make: Callable[[int, int, int], Any]) -> Any:
-    """Return a function that calls what `make(offset, count, nbytes)` gives for each field of a block."""
-    offset, together = 0, None
-    for count, nbytes in FORMATS[format_name].fields:
-        field = make(offset, count, nbytes)
-        together = field if together is None else _both(together, field)
-        offset += count * nbytes
+def _for_each_run(format_name: str, make: Callable[[Run], Any]) -> Any:
+    """Return a function that calls what `make` gives for each run of words of a block."""
+    together = None
+    for run in FORMATS[format_name].runs:
+        made = make(run)
+        together = made if together is None else _both(together, made)
     return together
 
 
@@ -48,14 +47,15 @@ def _both(first: Any, second: Any) -> Any:
     return both
 
 
-def _interleave_field(offset: int, count: int, nbytes: int) -> Any:
+def _interleave_run(run: Run) -> Any:
+    offset, count, nbytes = run.offset, run.count, run.nbytes
     one, four = load_word(TILE_ROWS, _WORDS[nbytes]), load_four_words(TILE_ROWS)
     fours = count // 4 if nbytes == 4 else 0
-    step = TILE_ROWS * nbytes
+    first, step = TILE_ROWS * run.place, TILE_ROWS * run.step
 
     @helper
     def move(source, row_stride, last, target):
-        place = target + TILE_ROWS * offset
+        place = target + first
         for i in range(fours):
             a, b, c, d = four(source + offset + 16 * i, row_stride, last)
             store(place, a)
@@ -70,21 +70,21 @@ def _interleave_field(offset: int, count: int, nbytes: int) -> Any:
     return move
 
 
-def _pick_field(offset: int, count: int, nbytes: int) -> Any:
-    kind = _WORDS[nbytes]
+def _pick_run(run: Run) -> Any:
+    kind, offset, count, nbytes = _WORDS[run.nbytes], run.offset, run.count, run.nbytes
+    first, step = TILE_ROWS * run.place, TILE_ROWS * run.step
 
     @helper
     def move(source, row, unused, target):
         for i in range(count):
-            at = offset + nbytes * i
-            store(target + at, load(kind, source + TILE_ROWS * at + nbytes * row))
+            store(target + offset + nbytes * i, load(kind, source + first + step * i + nbytes * row))
 
     return move
 
 
 def make_interleave(layer: Layer, format_name: str) -> Any:
     """Return the kernel `interleave` of a format."""
-    move, nbytes = _for_each_field(format_name, _interleave_field), FORMATS[format_name].block_nbytes
+    move, nbytes = _for_each_run(format_name, _interleave_run), FORMATS[format_name].block_nbytes
 
     def interleave(source, row_stride, n_rows, n_blocks, target, spare):
         for block in range(n_blocks):
@@ -95,7 +95,7 @@ def make_interleave(layer: Layer, format_name: str) -> Any:
 
 def make_separate(layer: Layer, format_name: str) -> Any:
     """Return the kernel `separate` of a format."""
-    move, nbytes = _for_each_field(format_name, _pick_field), FORMATS[format_name].block_nbytes
+    move, nbytes = _for_each_run(format_name, _pick_run), FORMATS[format_name].block_nbytes
 
     def separate(source, row_stride, n_rows, n_blocks, target, spare):
         for block in range(n_blocks):
@@ -107,7 +107,7 @@ def make_separate(layer: Layer, format_name: str) -> Any:
 
 def make_pick(layer: Layer, format_name: str) -> Any:
     """Return the kernel `pick` of a format."""
-    move, nbytes = _for_each_field(format_name, _pick_field), FORMATS[format_name].block_nbytes
+    move, nbytes = _for_each_run(format_name, _pick_run), FORMATS[format_name].block_nbytes
 
     def pick(source, row, n_blocks, target):
         for block in range(n_blocks):

@@ -15,10 +15,11 @@ from typing import Any
 
 from numba import types
 
-from rpc_backend_numba.formats import FORMATS, INPUT_NBYTES, TILE_ROWS, UNIT_COLUMNS
-from rpc_backend_numba.kernels.tile_formats import FETCHED, make_groups
+from rpc_backend_numba.formats import FORMATS, GROUP, INPUT_NBYTES, TILE_ROWS, UNIT_COLUMNS
+from rpc_backend_numba.kernels.tile_formats import CHUNKS, FETCHED, make_groups
 from rpc_backend_numba.layout import CACHE_LINE
 from rpc_backend_numba.simd import helper, load, prefetch, store
+from rpc_backend_numba.simd.chunks import chunk_step
 from rpc_backend_numba.simd.layer import Layer
 from rpc_backend_numba.simd.tiles import FEW_COLUMNS, tile_step_float, tile_step_quantized, tile_store, tile_zero
 
@@ -61,6 +62,8 @@ def make_tile(layer: Layer, variant: str) -> Any:
 def _make_quantized_tile(layer: Layer, format_name: str) -> Any:
     """One or two columns lie each by itself, more in units of four."""
     one, two = (_make_strip(layer, format_name, width, 1) for width in (1, 2))
+    if format_name in CHUNKS and layer.target.byte_dot == "vnni":  # others are held up by arithmetic, not by memory
+        one = _make_chunk_strip(layer, format_name)
     if layer.lanes < TILE_ROWS:
         four = _make_strip(layer, format_name, 4, UNIT_COLUMNS)
 
@@ -128,6 +131,33 @@ def _make_strip(layer: Layer, format_name: str, width: int, unit_columns: int) -
                         prefetch(words + _AHEAD_NBYTES + j * group_step + line)
                     total = step(total, take(words, halves, spare, j), source, unit_stride)
                     source += input_step
+                words += block_step
+                halves += block_step
+            put(total, n_columns, n_rows - first, out + 4 * first, out_stride, spare)
+
+    return strip
+
+
+def _make_chunk_strip(layer: Layer, format_name: str) -> Any:
+    """Return the loop over all groups for one column, some groups at a time that share words."""
+    form, lanes, chunk = FORMATS[format_name], layer.lanes, CHUNKS[format_name]
+    prepare, _ = make_groups(layer, format_name)
+    zero, step = tile_zero(layer.F32, 1), chunk_step(layer.F32, form, chunk, layer.target.byte_dot)
+    put = _make_put(layer, 1)
+    groups, block_step, together = form.groups, TILE_ROWS * form.block_nbytes, len(chunk.groups)
+    first_word, chunk_nbytes = TILE_ROWS * chunk.first, TILE_ROWS * chunk.nbytes
+    numbers_nbytes = 4 * lanes * GROUP // form.scale_span * together
+
+    @helper
+    def strip(panel, n_groups, inputs, unit_stride, n_columns, n_rows, out, out_stride, spare):
+        for first in range(0, TILE_ROWS, lanes):
+            total = zero()
+            words, halves, source = panel + 4 * first, panel + 2 * first, inputs
+            for _ in range(n_groups // groups):
+                prepare(words, halves, spare)
+                for i in range(groups // together):
+                    total = step(total, words + first_word + i * chunk_nbytes, spare + i * numbers_nbytes, source)
+                    source += together * INPUT_NBYTES
                 words += block_step
                 halves += block_step
             put(total, n_columns, n_rows - first, out + 4 * first, out_stride, spare)

@@ -10,7 +10,6 @@ Source: rounding of the quantisers follows ggml (`quantize_row_*_ref` in `ggml-q
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from numba import types
@@ -24,11 +23,28 @@ from rpc_backend_numba.kernels.convert import (
     make_vector_store,
 )
 from rpc_backend_numba.kernels.unpack import make_unpack
-from rpc_backend_numba.simd import convert, fma, helper, high_half, load, low_half, splat, store, vector
+from rpc_backend_numba.simd import (
+    convert,
+    fma,
+    helper,
+    high_half,
+    hmax,
+    load,
+    low_half,
+    maximum,
+    minimum,
+    select,
+    splat,
+    splat_at,
+    store,
+    vabs,
+    vector,
+    zero,
+)
 from rpc_backend_numba.simd.layer import Layer
 
 _F32, _U8, _U32 = types.float32, types.uint8, types.uint32
-_F32X16 = vector(types.float32, 16)
+_F32X16, _I32X16 = vector(types.float32, 16), vector(types.int32, 16)
 
 
 def make_to_float(layer: Layer, type_name: str) -> Any:
@@ -53,6 +69,8 @@ def make_from_float(layer: Layer, type_name: str) -> Any:
 
 def make_decoder(layer: Layer, type_name: str) -> Any:
     """Return `decode(source, target, n)`, to be inlined."""
+    if type_name == "Q8_0":
+        return _q8_0_decoder(layer)
     if type_name in FORMATS:
         return _block_decoder(layer, type_name)
     return _plain_mover(layer, make_vector_load(layer, type_name), make_element_load(layer, type_name),
@@ -110,6 +128,23 @@ def _block_decoder(layer: Layer, type_name: str) -> Any:
     return decode
 
 
+def _q8_0_decoder(layer: Layer) -> Any:
+    """Of its own: caches of keys and values are read through it."""
+    half_values, lanes, block_nbytes = layer.half_values, layer.lanes, FORMATS["Q8_0"].block_nbytes
+    HALVES, BYTES = vector(types.uint16, lanes), vector(types.int8, lanes)
+
+    @helper
+    def decode(source, target, n):
+        for _ in range(n // GROUP):
+            scale = half_values(splat_at(HALVES, source))
+            for i in range(0, GROUP, lanes):
+                store(target + 4 * i, convert(_F32, load(BYTES, source + 2 + i)) * scale)
+            source += block_nbytes
+            target += 4 * GROUP
+
+    return decode
+
+
 def _block_encoder(layer: Layer, type_name: str) -> Any:
     quantize, block_nbytes = _BLOCK_ENCODERS[type_name](layer), FORMATS[type_name].block_nbytes
 
@@ -162,15 +197,21 @@ def _q8_0(layer: Layer) -> Any:
     half_bits = layer.half_bits
 
     @helper
+    def levels(values, inverse):
+        """Whole numbers, halves away from zero; not-a-number gives 0."""
+        scaled = values * splat(_F32X16, inverse)
+        away = minimum(vabs(scaled) + splat(_F32X16, 0.5), splat(_F32X16, 127.0))
+        whole = convert(types.int32, select(scaled == scaled, away, zero(_F32X16)))
+        return convert(types.int8, select(scaled < zero(_F32X16), zero(_I32X16) - whole, whole))
+
+    @helper
     def quantize(source, target):
-        scale = abs(_largest(source)) / _F32(127.0)
+        first, second = load(_F32X16, source), load(_F32X16, source + 64)
+        scale = hmax(maximum(vabs(first), maximum(vabs(second), zero(_F32X16)))) / _F32(127.0)
         inverse = _reciprocal(scale)
         store(target, half_bits(scale))
-        for i in range(GROUP):
-            value = load(_F32, source + 4 * i) * inverse
-            away = math.floor(abs(value) + _F32(0.5))
-            whole = min(127, int(away)) if away > 0 else 0
-            store(target + 2 + i, types.int8(-whole if value < 0 else whole))
+        store(target + 2, levels(first, inverse))
+        store(target + 18, levels(second, inverse))
 
     return quantize
 

@@ -19,6 +19,7 @@ from numba import types
 
 from rpc_backend_numba.formats import FORMATS, IQ4_NL_VALUES, MXFP4_VALUES, TILE_ROWS
 from rpc_backend_numba.simd import bitcast, convert, helper, load, select, splat, store, vector, zero
+from rpc_backend_numba.simd.chunks import Chunk
 from rpc_backend_numba.simd.layer import Layer
 from rpc_backend_numba.simd.words import (
     load_words,
@@ -33,8 +34,28 @@ from rpc_backend_numba.simd.words import (
 _F32, _I32, _U16 = types.float32, types.int32, types.uint16
 _R = TILE_ROWS
 
-FETCHED = frozenset({"Q3_K", "Q6_K"})
+FETCHED = frozenset({"Q3_K"})
 """Formats whose blocks are read in an order that the CPU does not foresee, so that all tiles fetch them ahead."""
+
+CHUNKS = {
+    "Q4_K": Chunk(16, 32, (0,), 4, (((0, 0, 15),), ((0, 4, 15),))),
+    "Q5_K": Chunk(
+        16, 160, (0, 4, 8, 12, 16), 20, tuple(((1 + j // 2, j % 2 * 4, 15), (0, j - 4, 16)) for j in range(8))
+    ),
+    "Q6_K": Chunk(
+        18,
+        96,
+        (0, 4, 8),
+        12,
+        (
+            ((0, 0, 15), (2, -4, 0x30)),
+            ((1, 0, 15), (2, -2, 0x30)),
+            ((0, 4, 15), (2, 0, 0x30)),
+            ((1, 4, 15), (2, 2, 0x30)),
+        ),
+    ),
+}
+"""Formats some of whose groups share words: for one column these are read once, in their order."""
 
 
 def make_groups(layer: Layer, format_name: str) -> tuple[Any, Any]:
@@ -209,24 +230,24 @@ def _q4_k(parts: _Parts) -> Any:
 
 
 def _q5_k(parts: _Parts) -> Any:
-    eight = parts.eight
+    eight = load_words(parts.layer.lanes, 8, 20 * _R)
 
     @helper
     def quants(words, j):
-        low = words_bits(eight(words + _R * (48 + 32 * (j >> 1))), 4 * (j & 1), 15)
+        low = words_bits(eight(words + _R * (20 + 4 * (j >> 1))), 4 * (j & 1), 15)
         return words_merge(low, eight(words + _R * 16), (36 - j) & 31, 0x10)
 
     return quants
 
 
 def _q6_k(parts: _Parts) -> Any:
-    eight = parts.eight
+    eight = load_words(parts.layer.lanes, 8, 12 * _R)
 
     @helper
     def quants(words, j):
-        half, i = j >> 2, j & 3
-        low = words_bits(eight(words + _R * (64 * half + 32 * (i & 1))), 4 * (i >> 1), 15)
-        return words_merge(low, eight(words + _R * (128 + 32 * half)), (36 - 2 * i) & 31, 0x30)
+        first, i = words + _R * (18 + 96 * (j >> 2)), j & 3
+        low = words_bits(eight(first + _R * 4 * (i & 1)), 4 * (i >> 1), 15)
+        return words_merge(low, eight(first + _R * 8), (36 - 2 * i) & 31, 0x30)
 
     return quants
 
@@ -305,9 +326,9 @@ def _q6_k_numbers(parts: _Parts) -> Any:
 
     @helper
     def prepare(words, halves, spare):
-        d = load_half(halves + _R * 208)
+        d = load_half(halves)
         for i in range(16):
-            word = bitcast(I32, load(U32, words + _R * (192 + 4 * (i >> 2))))
+            word = bitcast(I32, load(U32, words + _R * (2 + 4 * (i >> 2))))
             signed = (word << splat(I32, 24 - 8 * (i & 3))) >> splat(I32, 24)
             store(spare + nbytes * i, d * convert(_F32, signed))
 

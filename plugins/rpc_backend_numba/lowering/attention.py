@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from rpc_backend.plugin_api import RopeMode, Tensor, host_address
 from rpc_backend_numba.arguments import Code, Operand, Param, Private, Shared
-from rpc_backend_numba.attention_scratch import region_offsets
+from rpc_backend_numba.attention_scratch import INLINED_TYPES, region_offsets
 from rpc_backend_numba.builder import PlanBuilder
-from rpc_backend_numba.lowering.types import DECODABLE, F16, F32, FLOATS
+from rpc_backend_numba.lowering.types import DECODABLE, F32, FLOATS
 
 _Doubles, _Whole = npt.NDArray[np.float64], npt.NDArray[np.int64]
 
@@ -124,7 +124,7 @@ def flash(builder: PlanBuilder, node: Tensor) -> None:
     params = node.params
     offsets, nbytes = region_offsets(k.ne[0], v.ne[0], builder.lanes)
     slopes = builder.constant(alibi_slopes(q.ne[2], params["max_bias"]))
-    inlined = k.type is v.type and k.type in (F16, F32)
+    inlined = k.type is v.type and k.type.name in INLINED_TYPES
     codecs: list[Param] = [0, 0] if inlined else [Code(f"to_float.{tensor.type.name}") for tensor in (k, v)]
     factors = [float(params["scale"]), float(params["logit_softcap"])]
     ends = [host_address(sinks), sinks.nb[0]] if sinks else [0, 0]

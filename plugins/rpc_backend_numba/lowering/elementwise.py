@@ -6,7 +6,9 @@ Belongs here: their kernels' operands and parameters. Must not be here: kernels.
 from __future__ import annotations
 
 from rpc_backend.plugin_api import Glu, Tensor, Unary
+from rpc_backend_numba.arguments import Parts
 from rpc_backend_numba.builder import PlanBuilder
+from rpc_backend_numba.lowering.parts import shared_parts
 from rpc_backend_numba.lowering.types import FLOATS
 
 
@@ -22,7 +24,8 @@ def supports_add_id(node: Tensor) -> bool:
 def binary(builder: PlanBuilder, node: Tensor) -> None:
     assert node.op is not None
     name = "ADD" if node.op.name == "ADD1" else node.op.name
-    builder.row(f"binary.{name}", node, node.sources)
+    parts = [_parts_of(tensor, node) for tensor in (node, *node.sources)]
+    builder.row(f"binary.{name}", node, node.sources, parts=parts)
 
 
 def scale(builder: PlanBuilder, node: Tensor) -> None:
@@ -67,4 +70,10 @@ def glu(builder: PlanBuilder, node: Tensor) -> None:
         half = node.ne[0] * gate.nb[0]
         gate_offset, value_offset = (half, 0) if params["swapped"] else (0, half)
     numbers = [gate_offset, value_offset, float(params["alpha"]), float(params["limit"])]
-    builder.row(f"glu.{Glu(int(params['function'])).name}", node, [gate, value], numbers)
+    parts = [_parts_of(tensor, node) for tensor in (node, gate, value)]
+    builder.row(f"glu.{Glu(int(params['function'])).name}", node, [gate, value], numbers, parts=parts)
+
+
+def _parts_of(tensor: Tensor, node: Tensor) -> Parts | None:
+    """How threads share a result, or a source that goes with it element by element."""
+    return shared_parts(tensor) if tensor.ne == node.ne else None

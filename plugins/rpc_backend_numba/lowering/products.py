@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rpc_backend.plugin_api import Tensor
-from rpc_backend_numba.arguments import Code, Operand, Param, Private, Shared
+from rpc_backend_numba.arguments import Code, Operand, Param, Parts, Private, Shared
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.formats import FORMATS, GROUP, INPUT_NBYTES, SPARE_NBYTES, TILE_ROWS, UNIT_COLUMNS
+from rpc_backend_numba.lowering.parts import column_parts
 from rpc_backend_numba.lowering.types import DECODABLE, F32, FLOATS
 
 TILE_COLUMNS_QUANTIZED = 3
@@ -71,7 +72,7 @@ def _quantized_inputs(builder: PlanBuilder, a: Tensor, b: Tensor) -> tuple[Share
     n_groups = a.ne[0] // GROUP
     together = 1 if b.ne[1] < TILE_COLUMNS_QUANTIZED else UNIT_COLUMNS
     unit_nbytes, n_units = n_groups * INPUT_NBYTES * together, -(-b.ne[1] // together)
-    inputs = inputs_of(builder, "inputs", b, unit_nbytes, n_units, [together])
+    inputs = inputs_of(builder, "inputs", b, unit_nbytes, n_units, [together], column_parts(b, together))
     return inputs, [inputs, unit_nbytes, unit_nbytes * n_units, n_groups]
 
 
@@ -105,7 +106,13 @@ def _float_tiles(builder: PlanBuilder, node: Tensor) -> None:
 
 
 def inputs_of(
-    builder: PlanBuilder, kernel: str, b: Tensor, stride_nbytes: int, count: int, more: Sequence[Param] = ()
+    builder: PlanBuilder,
+    kernel: str,
+    b: Tensor,
+    stride_nbytes: int,
+    count: int,
+    more: Sequence[Param] = (),
+    parts: Parts | None = None,
 ) -> Shared:
     """The activations in a layout of `product_inputs`: `count` columns or units per matrix."""
     matrix_nbytes = stride_nbytes * count
@@ -115,4 +122,5 @@ def inputs_of(
         matrix_nbytes * b.ne[2] * b.ne[3],
         [b],
         lambda block: [block, stride_nbytes, matrix_nbytes, *more],
+        parts=parts,
     )

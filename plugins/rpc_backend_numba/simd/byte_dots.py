@@ -37,14 +37,14 @@ def dot4_intrinsic(how: ByteDot, largest: int) -> Any:
     @intrinsic
     def dot4(typing_context: Any, total: Any, unsigned: Any, signed: Any) -> Any:
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return _emit_dot4(builder, how, largest, *args)
+            return emit_dot4(builder, how, largest, *args)
 
         return total(total, unsigned, signed), emit
 
     return dot4
 
 
-def _emit_dot4(builder: Any, how: ByteDot, largest: int, total: Any, unsigned: Any, signed: Any) -> Any:
+def emit_dot4(builder: Any, how: ByteDot, largest: int, total: Any, unsigned: Any, signed: Any) -> Any:
     """Emit `dot4` on LLVM values: `total` <n x i32>, both others <4n x i8>."""
     if how == "vnni":
         return _vnni(builder, total, unsigned, signed)

@@ -39,6 +39,23 @@ def emit_load(builder: Any, address: Any, kind: ir.Type) -> Any:
     return loaded
 
 
+def emit_load_in_order(builder: Any, address: Any, kind: ir.Type) -> Any:
+    """Emit an unaligned load that comes once, and after those before it: LLVM would move it to where it is used."""
+    loaded: Any = _VolatileLoad(builder.block, builder.inttoptr(address, kind.as_pointer()))
+    loaded.align = 1
+    builder._insert(loaded)
+    return loaded
+
+
+class _VolatileLoad(ir.LoadInstr):
+    """What llvmlite has no words for."""
+
+    def descr(self, buf: list[str]) -> None:
+        text: list[str] = []
+        super().descr(text)
+        buf.append("".join(text).replace("load ", "load volatile ", 1))
+
+
 def emit_store(builder: Any, address: Any, value: Any) -> None:
     """Emit an unaligned store at an integer address."""
     stored = builder.store(value, builder.inttoptr(address, value.type.as_pointer()))

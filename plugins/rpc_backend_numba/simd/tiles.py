@@ -92,7 +92,7 @@ def tile_store(kind: VectorType, n_columns: int) -> Any:
 def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> Any:
     """Return `step(tile, group, inputs, unit_stride)`: add the products of one group of `kernels.tile_formats`."""
     tile = types.UniTuple(kind, n_columns)
-    emitter = _QuantizedStep(kind.lanes, n_columns, unit_columns, form, how)
+    emitter = QuantizedStep(kind.lanes, n_columns, unit_columns, form, how)
 
     @intrinsic
     def step(typing_context: Any, values: Any, group: Any, inputs: Any, unit_stride: Any) -> Any:
@@ -107,7 +107,7 @@ def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, for
     return step
 
 
-class _QuantizedStep:
+class QuantizedStep:
     """`numbers` are the scales of the first and the last 16, then the minimums."""
 
     def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> None:

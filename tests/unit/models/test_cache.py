@@ -8,7 +8,7 @@ import pytest
 
 from rpc_backend.errors import ConfigError
 from rpc_backend.graph import build
-from rpc_backend.graph.element_types import F16, F32, I64, Q8_0
+from rpc_backend.graph.element_types import F16, F32, I64, Q4_0, Q8_0
 from rpc_backend.models import GgufFile, Hyperparameters, cache_spec, load_model
 from rpc_backend.models.cache import flat, window
 from rpc_backend.testing.gguf_writer import write_tiny_model
@@ -31,8 +31,17 @@ def test_bad_sizes_and_types_are_refused(hparams: Hyperparameters) -> None:
     for n_ctx_seq, n_seq in ((0, 1), (1, 0), (-5, 1)):
         with pytest.raises(ConfigError, match="is empty"):
             cache_spec(hparams, n_ctx_seq, n_seq)
-    with pytest.raises(ConfigError, match="type Q8_0; supported: F16, F32"):
-        cache_spec(hparams, 16, 1, Q8_0)
+    with pytest.raises(ConfigError, match="keys of type Q4_0; supported: F16, F32, BF16, Q8_0"):
+        cache_spec(hparams, 16, 1, Q4_0)
+    with pytest.raises(ConfigError, match=r"values of type Q8_0 come in blocks of 32, .* heads have 16"):
+        cache_spec(hparams, 16, 1, F16, Q8_0)
+
+
+def test_keys_and_values_may_be_of_different_types(tmp_path: Path) -> None:
+    wide = load_model(GgufFile.open(write_tiny_model(tmp_path / "m.gguf", head=32))).hparams
+    mixed = cache_spec(wide, 128, 1, Q8_0, F16)[0]
+    assert (mixed.k.type, mixed.v.type) == (Q8_0, F16)
+    assert mixed.k.nbytes * 64 == mixed.v.nbytes * 34
 
 
 def test_the_window_lies_on_the_chosen_sequences(hparams: Hyperparameters) -> None:

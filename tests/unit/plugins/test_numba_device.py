@@ -106,10 +106,6 @@ def test_closing_ends_the_threads(make_device: MakeDevice) -> None:
         run_chain(device)
 
 
-def test_the_default_is_at_least_one_thread() -> None:
-    assert threads.default_thread_count() >= 1
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

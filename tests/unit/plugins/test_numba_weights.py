@@ -248,6 +248,25 @@ def test_weights_that_a_graph_writes_stay_plain(device: Device) -> None:
     assert not matrix.is_interleaved
 
 
+def test_a_buffer_that_holds_weights_and_results_alike(device: Device) -> None:
+    """As clients allocate who cannot tell what a buffer is for: few ranges are kept of the many that must be plain."""
+    expected = _product(Matrix(device))()
+    matrix = Matrix(device)
+    columns = _columns(device, 3)
+    steps = [build.mul_mat(matrix.tensor, columns)]
+    for _ in range(20):
+        steps.append(build.add(steps[-1], steps[0]))
+    memory = device.alloc_buffer(len(steps) * steps[0].nbytes, BufferUsage.WEIGHTS)
+    for number, step in enumerate(steps):
+        step.buffer, step.offset = memory, number * step.nbytes
+    run = Run(device, steps[-1])
+    for _ in range(2):
+        np.testing.assert_allclose(run().ravel(), 21 * expected.ravel(), rtol=1e-5)
+        assert matrix.is_interleaved
+        assert isinstance(memory, WeightsBuffer)
+        assert memory.pinned == {(0, memory.nbytes)}
+
+
 def test_a_new_buffer_knows_nothing_of_the_old(device: Device) -> None:
     matrix = Matrix(device)
     run = _product(matrix)

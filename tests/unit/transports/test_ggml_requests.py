@@ -119,6 +119,12 @@ def test_memory_that_is_not_there_is_handle_0(peer, nbytes):
     assert peer.alloc(8 * MIB)[0]
 
 
+def test_any_buffer_may_hold_weights(worker, peer):
+    """The protocol does not say what a buffer is for, and a device may be slow with weights it knows nothing of."""
+    handle, _ = peer.alloc(64)
+    assert worker.service.state.handles.find(peer.session.hello.session, handle).buffer.usage == "weights"
+
+
 def test_buffers_are_the_sessions_own(worker, peer):
     handle, _ = peer.alloc(64)
     other = Peer(worker)
