@@ -309,7 +309,14 @@ class CommandQueue:
                     self._to_tell.append(partial(device.drop_tickets, [ticket], str(event.error)))
             else:
                 self._noticed = event.error
+                if self._is_taken():
+                    continue
             self._tell_failure(event.error)
+
+    def _is_taken(self) -> bool:
+        """Whether work that came later gives an error to who waits for it, so that nobody else has to be told."""
+        last = [self._flight.last] if self._flight else []
+        return any(work.takes_error for work in (*last, *self._waiting))
 
     def _finish_first(self) -> None:
         work = self._flight.take_first()
