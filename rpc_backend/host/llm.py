@@ -67,11 +67,11 @@ class ModelRequest:
                 raise ConfigError(f"{name} {value} is not at least 1")
         if self.pipeline_groups > self.n_seq:
             raise ConfigError(f"pipeline_groups {self.pipeline_groups} is more than the {self.n_seq} sequences (n_seq)")
-        known = ", ".join(kind.name for kind in KV_TYPES)
+        known = [kind.name for kind in KV_TYPES]
         for name in ("kv_type", "cache_type_k", "cache_type_v"):
             value = getattr(self, name)
-            if value is not None and value.upper() not in known.split(", "):
-                raise ConfigError(f"{name} {value!r} is not known; known: {known}")
+            if value is not None and value.upper() not in known:
+                raise ConfigError(f"{name} {value!r} is not known; known: {', '.join(known)}")
         value_type = self.cache_types[1]
         if value_type.is_quantized and not self.flash_attn:
             raise ConfigError(f"cached values of type {value_type.name} need flash attention; leave it on, or use F16")
