@@ -23,7 +23,8 @@ from rpc_backend_numba.kernels.access import (
     share,
     split_row,
 )
-from rpc_backend_numba.simd import fma, helper, hsum, load, splat, store, zero
+from rpc_backend_numba.kernels.reductions import make_squares
+from rpc_backend_numba.simd import helper, load, splat, store
 from rpc_backend_numba.simd.layer import Layer
 
 _F32, _F64 = types.float32, types.float64
@@ -54,14 +55,12 @@ def make_norm_chain(layer: Layer, name: str) -> Any:
             return load(_F32, a + 4 * i) + load(_F32, b + 4 * i)
         return load(_F32, a + 4 * i)
 
+    squares = make_squares(layer, vector_at)
+
     @helper
     def norm_factor(a, b, n, eps):
-        even, odd, i = zero(F32), zero(F32), 0
-        while i + 2 * lanes <= n:
-            x, y = vector_at(a, b, i), vector_at(a, b, i + lanes)
-            even, odd = fma(x, x, even), fma(y, y, odd)
-            i += 2 * lanes
-        total = _F64(hsum(even + odd))
+        found, i = squares(a, b, n)
+        total = _F64(found)
         while i < n:
             one = _F64(element_at(a, b, i))
             total += one * one

@@ -55,19 +55,35 @@ def make_sum_rows(layer: Layer) -> Any:
     return sum_rows
 
 
+def make_squares(layer: Layer, vector_at: Any) -> Any:
+    """Return `squares(a, b, n)`: the float32 sum of squares of n elements, and how many it covers; the rest are few.
+
+    `vector_at(a, b, i)` gives the elements from i on.
+    """
+    F32, lanes = layer.F32, layer.lanes
+
+    @helper
+    def squares(a, b, n):
+        even, odd, i = zero(F32), zero(F32), 0
+        while i + 2 * lanes <= n:
+            x, y = vector_at(a, b, i), vector_at(a, b, i + lanes)
+            even, odd = fma(x, x, even), fma(y, y, odd)
+            i += 2 * lanes
+        return hsum(even + odd), i
+
+    return squares
+
+
 def make_rms_norm(layer: Layer) -> Any:
     """Return the kernel of RMS_NORM: parameter 0 is what is added to the mean square."""
     F32, lanes = layer.F32, layer.lanes
     load_any, store_any = make_any_element(layer)
 
     @helper
-    def packed_squares(source, n):
-        a, b, i = zero(F32), zero(F32), 0
-        while i + 2 * lanes <= n:
-            x, y = load(F32, source + 4 * i), load(F32, source + 4 * (i + lanes))
-            a, b = fma(x, x, a), fma(y, y, b)
-            i += 2 * lanes
-        return hsum(a + b), i
+    def vector_at(source, _, i):
+        return load(F32, source + 4 * i)
+
+    squares = make_squares(layer, vector_at)
 
     def rms_norm(args, ith, nth):
         n, step, out_step = extent(args, 1, 0), stride(args, 1, 0), stride(args, 0, 0)
@@ -77,7 +93,7 @@ def make_rms_norm(layer: Layer) -> Any:
         for row in range(first, last):
             i1, i2, i3 = split_row(row, args, 0)
             source, out = row_address(args, 1, i1, i2, i3), row_address(args, 0, i1, i2, i3)
-            total, start = packed_squares(source, n) if fast else (_F32(0.0), 0)
+            total, start = squares(source, 0, n) if fast else (_F32(0.0), 0)
             rest = types.float64(total)
             for i in range(start, n):
                 x = load_any(code, source + i * step)
