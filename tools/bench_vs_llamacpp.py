@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help=f"alternations (default {ROUNDS}, quick: {QUICK_ROUNDS})")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and fewer tokens")
     parser.add_argument("--only", default="", metavar="TEXT", help="only workloads with this in their title")
-    parser.add_argument("--backend-sampling", action="store_true", help="ours draws tokens on the device")
+    parser.add_argument("--host-sampling", action="store_true", help="ours gets logits back, as llama.cpp does")
     parser.add_argument("--json", action="store_true", help="print every rate as JSON")
     parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.name}")
     return parser
@@ -83,7 +83,7 @@ def _compare_one(
     name: str, path: Path, where: Where, workloads: list[Workload], rounds: int, options: argparse.Namespace
 ) -> list[Cell]:
     with bench_arms.arms(
-        path, where, workloads, options.llama_python, backend_sampling=options.backend_sampling
+        path, where, workloads, options.llama_python, backend_sampling=not options.host_sampling
     ) as arms:
         cells = run_rounds(Path(name).stem, workloads, arms, rounds)
     for cell in cells:
@@ -103,8 +103,8 @@ def lines(cells: Sequence[Cell], took_s: float) -> Iterator[str]:
     yield ""
     yield from section("Ours and llama.cpp, tokens per second", _rate_rows(cells))
     yield "Medians; decode of several sequences counts the tokens of all. Ours decodes 8 and 32 sequences in two"
-    yield "pipeline groups and draws each token, llama.cpp computes logits only. Prefill runs in chunks of 128 over"
-    yield "workers, 512 in process."
+    yield "pipeline groups, and draws each token where the logits are; llama.cpp gets logits back and draws none."
+    yield "Prefill runs in chunks of 128 over workers, 512 in process."
     yield f"Made by `python tools/bench_vs_llamacpp.py` in {took_s:.0f} s on {machine()};"
     yield f"load average at the end {os.getloadavg()[0]:.1f}."
 

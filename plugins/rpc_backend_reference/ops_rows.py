@@ -22,8 +22,11 @@ def get_rows(node: Tensor) -> None:
     source, rows = node.sources
     table = cells(source)
     index = checked(node, rows, table.shape[2])
-    stream, head = np.arange(table.shape[0]), np.arange(table.shape[1])
-    picked = table[stream[:, None, None], head[None, :, None], index]
+    if table.shape[:2] == (1, 1):  # tokens and their embeddings: in each step of a decode
+        picked = table[0, 0][index]
+    else:
+        stream, head = np.arange(table.shape[0]), np.arange(table.shape[1])
+        picked = table[stream[:, None, None], head[None, :, None], index]
     store(node, picked if source.type is I32 else decode(source.type, picked))
 
 
@@ -48,8 +51,8 @@ def checked(node: Tensor, rows: Tensor, n_rows: int) -> Array:
         ComputeError: one is not.
     """
     index = cells(rows)[0]
-    outside = index[(index < 0) | (index >= n_rows)]
-    if outside.size:
+    if index.size and not 0 <= index.min() <= index.max() < n_rows:
+        outside = index[(index < 0) | (index >= n_rows)]
         name = node.op.name if node.op else "leaf"
         raise ComputeError(f"{name}: row index {outside[0]} is not one of the {n_rows} rows 0 to {n_rows - 1}")
     return index

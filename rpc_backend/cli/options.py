@@ -110,8 +110,9 @@ _MODEL = (
         help="Whether attention is one fused operation.",
     ),
     click.option(
-        "--backend-sampling",
-        is_flag=True,
+        "--backend-sampling/--no-backend-sampling",
+        default=True,
+        show_default=True,
         help="Draw tokens on the device that has the logits, where the sampler allows it: only token ids come back.",
     ),
 )

@@ -3,8 +3,8 @@
 Belongs here: futures of open requests, deadlines, what happens when the worker is lost. Must not be here: what
 commands mean (`device`, `stream`), opening connections (`connection`).
 
-The channel's I/O thread delivers messages and is the only writer to the socket; callers hold the lock only to
-number a message and put it into the channel's queue, so messages leave in the order of their numbers.
+The channel's I/O thread delivers messages; callers hold the lock to number a message and give it to the channel, which
+never waits, so messages leave in the order of their numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ROUTER and DEALER sockets, each owned by one I/O thread. The only importer of zmq."""
+"""ROUTER and DEALER sockets, each served by one I/O thread. The only importer of zmq."""
 
 from rpc_backend.fabric.client_channel import ClientChannel, connect
 from rpc_backend.fabric.listener import WorkerListener, listen

@@ -1,4 +1,4 @@
-"""The client's end of the fabric: one DEALER, owned by one I/O thread.
+"""The client's end of the fabric: one DEALER, served by one I/O thread.
 
 Belongs here: connecting with a cause when it fails, the send queue, noticing the end. Must not be here: what messages
 mean, name resolution.
@@ -30,7 +30,8 @@ from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing, prepare
 from rpc_backend.fabric.pairing import WATCH_MS, Pairing, send_paired
 from rpc_backend.fabric.payload_memory import PayloadMemory
-from rpc_backend.fabric.sockets import has_message, receive, views
+from rpc_backend.fabric.shared_socket import SharedSocket
+from rpc_backend.fabric.sockets import has_message, views
 from rpc_backend.interfaces import (
     Carrier,
     Channel,
@@ -100,6 +101,7 @@ class ClientChannel(Channel):
         self._link_settled = threading.Event()
         self._tally = Tally()
         self._pairing: Pairing | None = None  # the I/O thread's
+        self._shared: SharedSocket | None = None
         self._thread = IoThread(f"fabric {endpoint}", self._run)
         self._start()
 
@@ -145,11 +147,26 @@ class ClientChannel(Channel):
         with self._queue_lock:
             if not self.is_open:
                 raise WorkerLostError(self._lost_because or f"the channel to {self.endpoint} is closed")
+            if self._send_now(outgoing):
+                return outgoing.ticket
             self._queue.append(outgoing)
             self._given_nbytes += outgoing.nbytes
         if not self._thread.is_current:
             self._thread.waker.wake()
         return outgoing.ticket
+
+    def _send_now(self, outgoing: Outgoing) -> bool:
+        """Send a message on the caller's thread, if nothing is before it and all of it travels inside."""
+        if self._queue or self._chosen is not None or self._shared is None:
+            return False
+        with self._shared.borrowed() as sock:
+            if sock is None or self._pairing is not None:
+                return False
+            try:
+                outgoing.send(sock)
+            except zmq.Again:
+                return False
+            return True
 
     def close(self, linger_s: float = 1.0) -> None:
         self._thread.stop(linger_s)
@@ -172,13 +189,17 @@ class ClientChannel(Channel):
         try:
             link = open_dealer(context, self.endpoint, self._transport, self._options)
             try:
+                shared = SharedSocket(link.sock, thread.waker.wake)
+                self._shared = shared
                 thread.opened()
-                lost = self._serve(thread, link)
+                lost = self._serve(thread, link, shared)
             finally:
                 self._link_settled.set()
                 with self._queue_lock:
                     self._lost_because = self._lost_because or f"the channel to {self.endpoint} is closed"
                     self._queue.clear()
+                if self._shared is not None:
+                    self._shared.close()
                 self._close_payload_link()
                 link.close(thread.linger_s)
         finally:
@@ -186,25 +207,24 @@ class ClientChannel(Channel):
         if lost is not None and thread.stop_deadline is None:
             self._on_lost(lost)
 
-    def _serve(self, thread: IoThread, link: Dealer) -> Exception | None:
+    def _serve(self, thread: IoThread, link: Dealer, shared: SharedSocket) -> Exception | None:
         """Move messages until asked to stop (None) or lost (the reason)."""
         poller = zmq.Poller()
-        for source in (link.sock, link.monitor.socket, thread.waker.fileno()):
-            poller.register(source, zmq.POLLIN)
+        for descriptor in (shared.fileno(), int(link.monitor.socket.fd), thread.waker.fileno()):
+            poller.register(descriptor, zmq.POLLIN)
         is_blocked = has_more = False
         while True:
-            ready = dict(poller.poll(0 if has_more else self._poll_timeout_ms(thread)))
+            is_due = has_more or shared.is_due(is_blocked=is_blocked) or has_message(link.monitor.socket)
+            ready = dict(poller.poll(0 if is_due else self._poll_timeout_ms(thread)))
             if thread.waker.fileno() in ready:
                 thread.waker.clear()
             self._take_over(poller)
-            lost = self._receive(link) if link.sock in ready else None
-            was_blocked, is_blocked = is_blocked, not self._send_queued(link.sock)
-            if is_blocked != was_blocked:
-                poller.modify(link.sock, zmq.POLLIN | zmq.POLLOUT if is_blocked else zmq.POLLIN)
-            has_more, broken = self._advance(link.sock, poller)
+            lost = self._receive(shared)
+            is_blocked = not self._send_queued(shared)
+            has_more, broken = self._advance(shared, poller)
             lost = lost or broken
-            if link.monitor.socket in ready and any(e.happened is Happened.CLOSED for e in link.monitor.events()):
-                lost = lost or self._receive_rest(link) or self._went_away()
+            if any(event.happened is Happened.CLOSED for event in link.monitor.events()):
+                lost = lost or self._receive_rest(shared) or self._went_away()
             if lost is not None:
                 with self._queue_lock:
                     self._lost_because = f"the channel to {self.endpoint} is lost: {lost}"
@@ -218,16 +238,19 @@ class ClientChannel(Channel):
             return watch_ms
         return int(min(thread.linger_s * 1000, watch_ms or math.inf))
 
-    def _send_queued(self, sock: zmq.Socket[bytes]) -> bool:
+    def _send_queued(self, shared: SharedSocket) -> bool:
         """Send until the queue is empty, a payload is under way beside the fabric, or the socket is full: False."""
-        while self._queue and not (self._pairing is not None and self._pairing.is_sending):
-            outgoing = self._queue[0]
-            try:
-                send_paired(outgoing, self._pairing, sock)
-            except zmq.Again:
-                return False
-            self._queue.popleft()
-            self._taken_nbytes += outgoing.nbytes
+        if not self._queue:
+            return True
+        with shared.held() as sock:
+            while self._queue and not (self._pairing is not None and self._pairing.is_sending):
+                outgoing = self._queue[0]
+                try:
+                    send_paired(outgoing, self._pairing, sock)
+                except zmq.Again:
+                    return False
+                self._queue.popleft()
+                self._taken_nbytes += outgoing.nbytes
         return True
 
     def _has_sent_all(self) -> bool:
@@ -260,7 +283,7 @@ class ClientChannel(Channel):
         _log.warning("payloads to %s travel inside the fabric: %s", self.endpoint, error.message)
         self._settle_link(Say.DECLINED)
 
-    def _advance(self, sock: zmq.Socket[bytes], poller: zmq.Poller | None) -> tuple[bool, Exception | None]:
+    def _advance(self, shared: SharedSocket, poller: zmq.Poller | None) -> tuple[bool, Exception | None]:
         """Move payloads beside the fabric; returns whether there is more to do at once, and why the link is lost.
 
         Without a poller no link begins or is given up any more.
@@ -276,7 +299,7 @@ class ClientChannel(Channel):
                 self._settle_link(Say.READY)
                 return True, None
             if has_more and not pairing.is_sending:
-                self._send_queued(sock)
+                self._send_queued(shared)
             return has_more or not pairing.arm(), None
         except ChannelError as error:
             if poller is None or pairing.is_open:
@@ -294,10 +317,10 @@ class ClientChannel(Channel):
         elif chosen is not None:
             chosen.link.close()
 
-    def _receive(self, link: Dealer, at_most: int = MESSAGES_PER_TURN) -> Exception | None:
+    def _receive(self, shared: SharedSocket, at_most: int = MESSAGES_PER_TURN) -> Exception | None:
         """Deliver messages that are there; return what the receiver raised."""
         for _ in range(at_most):
-            frames = receive(link.sock, self._options.max_frames)
+            frames = shared.receive(self._options.max_frames)
             if frames is None:
                 return None
             if len(frames) > self._options.max_frames:
@@ -306,8 +329,6 @@ class ClientChannel(Channel):
                 self._deliver(views(frames))
             except Exception as error:
                 return error
-            if not has_message(link.sock):
-                return None
         return None
 
     def _deliver(self, frames: list[memoryview]) -> None:
@@ -316,12 +337,12 @@ class ClientChannel(Channel):
         else:
             self._pairing.arrived(frames)
 
-    def _receive_rest(self, link: Dealer) -> Exception | None:
+    def _receive_rest(self, shared: SharedSocket) -> Exception | None:
         """Deliver what came before the connection ended; the socket holds no more than its queue."""
-        lost = self._receive(link, self._options.receive_queue_messages + MESSAGES_PER_TURN)
+        lost = self._receive(shared, self._options.receive_queue_messages + MESSAGES_PER_TURN)
         has_more = True
         while has_more and lost is None:
-            has_more, lost = self._advance(link.sock, None)
+            has_more, lost = self._advance(shared, None)
         return lost
 
     def _went_away(self) -> WorkerLostError:

@@ -1,4 +1,4 @@
-"""The worker's end of the fabric: one ROUTER, owned by one I/O thread.
+"""The worker's end of the fabric: one ROUTER, served by one I/O thread.
 
 Belongs here: binding, receiving from and sending to many peers, cutting a peer off. Must not be here: what messages
 mean, sessions, who may bind where.
@@ -18,10 +18,12 @@ from rpc_backend.errors import ChannelError, EndpointError
 from rpc_backend.fabric.io_thread import IoThread
 from rpc_backend.fabric.monitor import Happened, Monitor
 from rpc_backend.fabric.options import FabricOptions
-from rpc_backend.fabric.outgoing import Outgoing, prepare
-from rpc_backend.fabric.pairing import WATCH_MS, send_paired
+from rpc_backend.fabric.outbox import Outbox
+from rpc_backend.fabric.outgoing import prepare
+from rpc_backend.fabric.pairing import WATCH_MS
 from rpc_backend.fabric.payload_links import PayloadLinks
 from rpc_backend.fabric.peers import Peer, PeerTable, Verdict
+from rpc_backend.fabric.shared_socket import SharedSocket
 from rpc_backend.fabric.sockets import (
     bind,
     cut,
@@ -29,7 +31,6 @@ from rpc_backend.fabric.sockets import (
     inode_of,
     is_from_dealer,
     make_socket,
-    receive,
     source_fd,
     views,
 )
@@ -49,7 +50,6 @@ from rpc_backend.protocol.framing import Frame
 
 MESSAGES_PER_TURN = 32
 _START_TIMEOUT_S = 30.0
-_RETRY_FAST_MS, _RETRY_SLOW_MS, _FAST_RETRIES = 1, 10, 100
 
 _log = logging.getLogger(__name__)
 
@@ -106,15 +106,15 @@ class WorkerListener(Listener):
         self._on_message = on_message
         self._on_peer_lost = on_peer_lost
         self._options = options
-        self._inbox: deque[tuple[PeerId, Outgoing] | _CutRequest] = deque()
+        self._cut_requests: deque[_CutRequest] = deque()
         self._table = PeerTable()
         self._payloads = payloads
         self._links = PayloadLinks(payloads, on_message, options)
-        self._blocked: dict[PeerId, Peer] = {}
+        self._outbox = Outbox(options, begun=self._links.begun, close_now=self._close_now)
         self._cuts: list[tuple[float, Peer]] = []
         self._ending: dict[PeerId, Peer] = {}  # gone; what they sent before is still to be delivered
-        self._n_retries = 0
         self._is_closed = False
+        self._shared: SharedSocket | None = None
         self._has_met_rude = False
         self._thread = IoThread(f"fabric {endpoints[0]}", self._run)
         self._thread.start(_START_TIMEOUT_S)
@@ -125,7 +125,10 @@ class WorkerListener(Listener):
 
     def send(self, peer: PeerId, frames: Sequence[Frame]) -> Ticket:
         outgoing = prepare(frames)
-        self._put((peer, outgoing))
+        shared = self._shared
+        if shared is None or not self._outbox.send_now(shared, self._table.peers, peer, outgoing):
+            self._outbox.put(peer, outgoing)
+            self._look()
         return outgoing.ticket
 
     @property
@@ -137,7 +140,8 @@ class WorkerListener(Listener):
         return self._links.accept(self._table.peers.get(peer), offers)
 
     def close_peer(self, peer: PeerId, grace_s: float = 0.0) -> None:
-        self._put(_CutRequest(peer, time.monotonic() + grace_s))
+        self._cut_requests.append(_CutRequest(peer, time.monotonic() + grace_s))
+        self._look()
 
     def close(self, linger_s: float = 1.0) -> None:
         self._thread.stop(linger_s)
@@ -145,10 +149,10 @@ class WorkerListener(Listener):
     def abort(self) -> None:
         self._thread.stop(0.0)
 
-    def _put(self, item: tuple[PeerId, Outgoing] | _CutRequest) -> None:
-        self._inbox.append(item)
+    def _look(self) -> None:
+        """Have the I/O thread look at what was left for it."""
         if self._is_closed:
-            self._inbox.clear()  # nobody will: let go of the memory
+            self._outbox.close(())  # nobody will: let go of the memory
         elif not self._thread.is_current:
             self._thread.waker.wake()
 
@@ -160,64 +164,68 @@ class WorkerListener(Listener):
         monitor = Monitor(context, sock)
         try:
             self.bound_endpoints = [bind(sock, endpoint, address) for endpoint, address in self._addresses]
+            shared = SharedSocket(sock, thread.waker.wake)
+            self._shared = shared
             thread.opened()
-            self._serve(thread, sock, monitor)
+            self._serve(thread, shared, monitor)
         finally:
             self._is_closed = True
-            self._inbox.clear()
-            self._forget_queues()
+            if self._shared is not None:
+                self._shared.close()
+            self._outbox.close(self._table.peers.values())
             self._links.close()
             monitor.close()
             sock.close(int(thread.linger_s * 1000))
             context.term()
 
-    def _serve(self, thread: IoThread, sock: zmq.Socket[bytes], monitor: Monitor) -> None:
+    def _serve(self, thread: IoThread, shared: SharedSocket, monitor: Monitor) -> None:
         poller = zmq.Poller()
-        for source in (sock, monitor.socket, thread.waker.fileno()):
-            poller.register(source, zmq.POLLIN)
+        for descriptor in (shared.fileno(), int(monitor.socket.fd), thread.waker.fileno()):
+            poller.register(descriptor, zmq.POLLIN)
         while True:
             self._links.register(poller)
-            ready = dict(poller.poll(self._poll_timeout_ms(thread)))
+            ready = dict(poller.poll(0 if self._is_due(thread, shared, monitor) else self._poll_timeout_ms(thread)))
             if thread.waker.fileno() in ready:
                 thread.waker.clear()
-            if sock in ready and thread.stop_deadline is None:
-                self._receive(sock, monitor)
-            if monitor.socket in ready:
-                self._follow(monitor)
+            if thread.stop_deadline is None:
+                self._receive(shared, monitor)
+            self._follow(monitor)
             if self._ending:
-                self._bury(sock, monitor, is_stopping=thread.stop_deadline is not None)
-            self._take_inbox(sock)
-            self._retry_blocked(sock)
-            self._advance_links(sock, ready)
+                self._bury(shared, monitor, is_stopping=thread.stop_deadline is not None)
+            with shared.held() as sock:
+                self._outbox.send_all(sock, self._table.peers)
+                self._advance_links(sock, ready)
             self._cut_due()
             if thread.stop_deadline is not None and (thread.linger_s <= 0 or self._has_sent_all()):
                 return
 
+    def _is_due(self, thread: IoThread, shared: SharedSocket, monitor: Monitor) -> bool:
+        """Whether there is something to do that no descriptor may tell of any more."""
+        is_receiving = thread.stop_deadline is None
+        return self._outbox.has_new or (is_receiving and shared.is_due()) or has_message(monitor.socket)
+
     def _has_sent_all(self) -> bool:
-        return not (self._inbox or self._blocked) and self._links.have_sent_all()
+        return self._outbox.is_empty and self._links.have_sent_all()
 
     def _poll_timeout_ms(self, thread: IoThread) -> int | None:
         waits: list[float] = [0.0] if self._links.have_more or self._ending else []
         if self._links.are_waiting:
             waits.append(WATCH_MS)
-        if self._blocked:
-            # POLLOUT of a ROUTER says that some peer can be written to, not which: ask again soon.
-            waits.append(_RETRY_FAST_MS if self._n_retries < _FAST_RETRIES else _RETRY_SLOW_MS)
+        if self._outbox.retry_ms is not None:
+            waits.append(self._outbox.retry_ms)
         if thread.stop_deadline is not None:
             waits.append(thread.linger_s * 1000)
         if self._cuts:
             waits.append(max(0.0, min(due for due, _ in self._cuts) - time.monotonic()) * 1000 + 1)
         return int(min(waits)) if waits else None
 
-    def _receive(self, sock: zmq.Socket[bytes], monitor: Monitor, at_most: int = MESSAGES_PER_TURN) -> None:
+    def _receive(self, shared: SharedSocket, monitor: Monitor, at_most: int = MESSAGES_PER_TURN) -> None:
         for _ in range(at_most):
             # One more frame than a message of ours has: the identity that a ROUTER puts in front.
-            frames = receive(sock, self._options.max_frames + 1)
+            frames = shared.receive(self._options.max_frames + 1)
             if frames is None:
                 return
             self._handle(frames, monitor)
-            if not has_message(sock):
-                return
 
     def _handle(self, frames: list[zmq.Frame], monitor: Monitor) -> None:
         peer = self._sender(frames, monitor)
@@ -276,7 +284,7 @@ class WorkerListener(Listener):
         if peer is not None:
             self._ending[peer.identity] = peer
 
-    def _bury(self, sock: zmq.Socket[bytes], monitor: Monitor, *, is_stopping: bool) -> None:
+    def _bury(self, shared: SharedSocket, monitor: Monitor, *, is_stopping: bool) -> None:
         """Deliver what lost peers had sent before their connections ended, then report their loss.
 
         The socket gives peers their turns, and holds at most its queue of each.
@@ -284,7 +292,7 @@ class WorkerListener(Listener):
         ending = list(self._ending.values())
         if not is_stopping:
             n_peers = len(self._table.peers) + len(ending)
-            self._receive(sock, monitor, (self._options.receive_queue_messages + MESSAGES_PER_TURN) * n_peers)
+            self._receive(shared, monitor, (self._options.receive_queue_messages + MESSAGES_PER_TURN) * n_peers)
         for peer in ending:
             if self._ending.get(peer.identity) is peer:
                 self._finish_link(peer)
@@ -298,66 +306,12 @@ class WorkerListener(Listener):
             _log.warning("dropping the rest of a lost peer: %s", error, exc_info=not isinstance(error, ChannelError))
 
     def _report_lost(self, peer: Peer) -> None:
-        self._blocked.pop(peer.identity, None)
-        peer.queue.clear()
+        self._outbox.forget(peer)
         self._links.drop(peer)
         try:
             self._on_peer_lost(peer.identity)
         except Exception:
             _log.exception("the loss of a peer could not be handled")
-
-    def _take_inbox(self, sock: zmq.Socket[bytes]) -> None:
-        while self._inbox:
-            item = self._inbox.popleft()
-            if isinstance(item, _CutRequest):
-                self._close_at(item)
-                continue
-            identity, outgoing = item
-            peer = self._table.peers.get(identity)
-            if peer is not None:
-                peer.put(outgoing)
-                if identity not in self._blocked:
-                    self._send_queued(sock, peer)
-
-    def _retry_blocked(self, sock: zmq.Socket[bytes]) -> None:
-        self._n_retries = self._n_retries + 1 if self._blocked else 0
-        for peer in list(self._blocked.values()):
-            self._send_queued(sock, peer)
-
-    def _send_queued(self, sock: zmq.Socket[bytes], peer: Peer) -> None:
-        """Send to one peer until its queue is empty or no more can be under way to it."""
-        while peer.queue:
-            if peer.pairing is not None and peer.pairing.is_sending:
-                self._limit_queue(peer)  # `_advance_links` goes on
-                break
-            if peer.settle() >= self._options.max_in_flight_nbytes or not self._send_first(sock, peer):
-                self._block(peer)
-                return
-        self._blocked.pop(peer.identity, None)
-
-    def _send_first(self, sock: zmq.Socket[bytes], peer: Peer) -> bool:
-        try:
-            send_paired(peer.queue[0], peer.pairing, sock, peer.identity)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            peer.queue.clear()  # gone; the monitor reports the loss
-            return True
-        peer.taken()
-        self._links.begun(peer)
-        self._n_retries = 0
-        return True
-
-    def _block(self, peer: Peer) -> None:
-        self._blocked[peer.identity] = peer
-        self._limit_queue(peer)
-
-    def _limit_queue(self, peer: Peer) -> None:
-        if peer.queued_nbytes > self._options.max_queued_nbytes:
-            _log.warning("closing a peer that does not read: %d bytes wait for it", peer.queued_nbytes)
-            self._close_now(peer.identity)
 
     def _advance_links(self, sock: zmq.Socket[bytes], ready: Mapping[object, int]) -> None:
         """Move payloads beside the fabric, and send what waited for them."""
@@ -368,15 +322,15 @@ class WorkerListener(Listener):
                 _log.warning("closing a peer: %s", error, exc_info=not isinstance(error, ChannelError))
                 self._close_now(peer.identity)
                 continue
-            self._send_queued(sock, peer)
-
-    def _close_at(self, request: _CutRequest) -> None:
-        peer = self._table.peers.get(request.identity)
-        if peer is not None:
-            peer.is_closing = True
-            self._cuts.append((request.due, peer))
+            self._outbox.send_queued(sock, peer)
 
     def _cut_due(self) -> None:
+        while self._cut_requests:
+            request = self._cut_requests.popleft()
+            peer = self._table.peers.get(request.identity)
+            if peer is not None:
+                peer.is_closing = True
+                self._cuts.append((request.due, peer))
         if not self._cuts:
             return
         now = time.monotonic()
@@ -390,8 +344,3 @@ class WorkerListener(Listener):
         if peer is not None:
             cut(peer.fd, peer.inode)
             self._report_lost(peer)
-
-    def _forget_queues(self) -> None:
-        for peer in self._table.peers.values():
-            peer.queue.clear()
-        self._blocked.clear()

@@ -47,6 +47,10 @@ class Peer:
         """The first queued message was given to the socket."""
         outgoing = self.queue.popleft()
         self.queued_nbytes -= outgoing.nbytes
+        self.sent(outgoing)
+
+    def sent(self, outgoing: Outgoing) -> None:
+        """A message was given to the socket."""
         if not outgoing.ticket.done and not (self.pairing is not None and self.pairing.is_sending):
             self._in_flight.append((outgoing.ticket, outgoing.nbytes))
             self.in_flight_nbytes += outgoing.nbytes

@@ -56,7 +56,7 @@ class ModelRequest:
     kv_type: str = "F16"
     flash_attn: bool = True
     pipeline_groups: int = 1
-    backend_sampling: bool = False
+    backend_sampling: bool = True
     cache_type_k: str | None = None
     cache_type_v: str | None = None
 
@@ -117,7 +117,7 @@ class LLM:
         kv_type: str = "F16",
         flash_attn: bool = True,
         pipeline_groups: int = 1,
-        backend_sampling: bool = False,
+        backend_sampling: bool = True,
         cache_type_k: str | None = None,
         cache_type_v: str | None = None,
         threads: int = 0,

@@ -75,7 +75,8 @@ class Pipeline:
                 self._active[passage] = None
             for index, stage in enumerate(chain.stages):
                 self._lanes[stage.device].queue.append((passage, index))
-        self._move(passage, range(len(chain.stages)), is_starter=True)
+        # The last one first: it is ready when what it waits for comes, and is out of the way while the first begins.
+        self._move(passage, reversed(range(len(chain.stages))), is_starter=True)
         if not chain.stages:
             run.succeed({})
         return run

@@ -1,8 +1,10 @@
 """Messages over real sockets: whole, in order, none lost, nobody blocked by another."""
 
+import queue
 import socket
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -142,6 +144,33 @@ def test_messages_of_several_threads_keep_the_order_of_each(fabric):
     echoed = inbox.wait(1500)
     for name in (b"a", b"b", b"c"):
         assert [int(number) for who, number in echoed if who == name] == list(range(500))
+
+
+def test_no_message_lies_unseen_while_other_threads_send(fabric):
+    """Each send can take news off the descriptor that the I/O thread waits for: it must be woken then."""
+    n_rounds, chains = 1500, (b"a", b"b", b"c")
+    theirs, ours = queue.SimpleQueue(), queue.SimpleQueue()
+    fabric.handle = lambda peer, frames: theirs.put((peer, bytes(frames[0])))
+    fabric.listen(heartbeat_timeout_ms=120_000)
+    channel, _ = fabric.connect(on_message=lambda frames: ours.put(bytes(frames[0])), heartbeat_timeout_ms=120_000)
+
+    def answer():
+        for _ in range(n_rounds * len(chains)):
+            peer, message = theirs.get(timeout=WAIT_S)
+            fabric.listener.send(peer, [message])
+
+    answering = threading.Thread(target=answer, daemon=True)
+    answering.start()
+    counts = Counter()
+    for chain in chains:
+        channel.send([chain])
+    while sum(counts.values()) < n_rounds * len(chains):
+        chain = ours.get(timeout=WAIT_S)  # a message that nobody sees comes with the next heartbeat, too late
+        counts[chain] += 1
+        if counts[chain] < n_rounds:
+            channel.send([chain])
+    answering.join(WAIT_S)
+    assert counts == dict.fromkeys(chains, n_rounds)
 
 
 def test_memory_may_be_reused_once_the_ticket_is_done(fabric):

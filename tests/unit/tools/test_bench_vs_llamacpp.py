@@ -102,7 +102,7 @@ def test_a_run_measures_each_place_once_per_model_and_writes_its_part(
     monkeypatch.setattr(bench, "PAGE", page)
     assert bench.main(["a.gguf", "--llama-python", "py", "--quick", "--only", "decode", "--json", "--write"]) == 0
     workers, process = ["decode 1/16", "decode 8/8", "decode 32/6"], ["decode 1/16"]
-    assert loads == [("a.gguf", "py", workers, False), ("a.gguf", "py", process, False)]
+    assert loads == [("a.gguf", "py", workers, True), ("a.gguf", "py", process, True)]
     printed = json.loads(capsys.readouterr().out)
     assert [(each["model"], each["ratio"], each["ratios"]) for each in printed] == [("a", 2.0, [2.0] * 3)] * 4
     assert "<!-- part: bench_vs_llamacpp -->" in page.read_text()
