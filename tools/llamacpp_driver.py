@@ -100,15 +100,22 @@ class Driver:
         return {"tokens": found}
 
     def do_choices(
-        self, *, tokens: Sequence[int], n_decode: int = 0, then: Sequence[int] = (), flash: bool | None = None
+        self,
+        *,
+        tokens: Sequence[int],
+        n_decode: int = 0,
+        then: Sequence[int] = (),
+        flash: bool | None = None,
+        cache: int = _F16,
     ) -> dict[str, Any]:
         """Return the likeliest token after `tokens` and after each that follows, and how far its logit leads the next.
 
-        What follows is `then`, or the likeliest token itself, `n_decode` times. `flash` None is llama.cpp's choice.
+        What follows is `then`, or the likeliest token itself, `n_decode` times. `flash` None is llama.cpp's choice,
+        `cache` is ggml's number of the element type of cached keys and values.
         """
         numpy: Any = importlib.import_module("numpy")
         steps = len(then) or n_decode
-        context = self._context(len(tokens) + steps, 1, BATCH_TOKENS, True, flash)
+        context = self._context(len(tokens) + steps, 1, BATCH_TOKENS, True, flash, cache)
         self.low.llama_memory_clear(self.low.llama_get_memory(context), True)
         items = [(token, at, 0, at == len(tokens) - 1) for at, token in enumerate(tokens)]
         found: list[int] = []

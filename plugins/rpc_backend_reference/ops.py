@@ -11,7 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from rpc_backend.plugin_api import Tensor
-from rpc_backend_reference import ops_attention, ops_layout, ops_math, ops_places, ops_products, ops_rows, ops_states
+from rpc_backend_reference import (
+    ops_attention,
+    ops_images,
+    ops_layout,
+    ops_math,
+    ops_mixes,
+    ops_places,
+    ops_products,
+    ops_rows,
+    ops_states,
+)
 from rpc_backend_reference.arrays import ENCODABLE, FLOATS, I32
 
 
@@ -41,6 +51,10 @@ def _rows_are_readable(node: Tensor) -> bool:
 
 def _attends(node: Tensor) -> bool:
     return all(source.type in FLOATS or source.type.is_quantized for source in node.sources[1:3])
+
+
+def _indexes(node: Tensor) -> bool:
+    return node.sources[1].type in FLOATS or node.sources[1].type.is_quantized
 
 
 def _encodes(node: Tensor) -> bool:
@@ -92,7 +106,19 @@ KERNELS = {
     "SOFT_MAX": Kernel(ops_attention.soft_max),
     "ROPE": Kernel(ops_attention.rope),
     "CLAMP": Kernel(ops_math.clamp),
+    "CONV_TRANSPOSE_1D": Kernel(ops_images.conv_transpose_1d),
+    "IM2COL": Kernel(ops_images.im2col),
+    "IM2COL_3D": Kernel(ops_images.im2col_3d),
+    "COL2IM_1D": Kernel(ops_images.col2im_1d),
+    "CONV_2D": Kernel(ops_images.conv_2d),
+    "CONV_3D": Kernel(ops_images.conv_3d),
+    "CONV_2D_DW": Kernel(ops_images.conv_2d_dw),
+    "CONV_TRANSPOSE_2D": Kernel(ops_images.conv_transpose_2d),
+    "POOL_1D": Kernel(ops_images.pool_1d),
+    "POOL_2D": Kernel(ops_images.pool_2d),
+    "UPSCALE": Kernel(ops_images.upscale),
     "PAD": Kernel(ops_places.pad),
+    "PAD_REFLECT_1D": Kernel(ops_images.pad_reflect_1d),
     "ROLL": Kernel(ops_places.roll),
     "ARANGE": Kernel(ops_places.arange),
     "TIMESTEP_EMBEDDING": Kernel(ops_places.timestep_embedding),
@@ -103,9 +129,20 @@ KERNELS = {
     "FILL": Kernel(ops_places.fill),
     "FLASH_ATTN_EXT": Kernel(ops_attention.flash_attn_ext, _attends),
     "SSM_CONV": Kernel(ops_states.ssm_conv),
+    "SSM_SCAN": Kernel(ops_states.ssm_scan),
+    "WIN_PART": Kernel(ops_images.win_part),
+    "WIN_UNPART": Kernel(ops_images.win_unpart),
+    "GET_REL_POS": Kernel(ops_images.get_rel_pos),
+    "ADD_REL_POS": Kernel(ops_images.add_rel_pos),
+    "RWKV_WKV6": Kernel(ops_states.rwkv_wkv6),
+    "RWKV_WKV7": Kernel(ops_states.rwkv_wkv7),
     "GATED_LINEAR_ATTN": Kernel(ops_states.gated_linear_attn),
     "SOLVE_TRI": Kernel(ops_states.solve_tri),
     "GATED_DELTA_NET": Kernel(ops_states.gated_delta_net),
+    "LIGHTNING_INDEXER": Kernel(ops_mixes.lightning_indexer, _indexes),
+    "DSV4_HC_COMB": Kernel(ops_mixes.hc_comb),
+    "DSV4_HC_PRE": Kernel(ops_mixes.hc_pre),
+    "DSV4_HC_POST": Kernel(ops_mixes.hc_post),
     "UNARY": Kernel(ops_math.unary),
     "GLU": Kernel(ops_math.glu),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -195,6 +195,7 @@ def worker(
         cache_limit_nbytes=cache_limit_nbytes,
         model_folders=model_folders,
         index_folder=(cache_folder or user_cache_path("zmq-rpc-backend")) / "models",
+        names_file=_names_file(cache_folder, model_folders) if gateways else None,
     )
     build = version(DISTRIBUTION)
     server = Worker(config, devices, registry.transport_for, build=build, payloads=payloads)
@@ -209,6 +210,13 @@ def worker(
         # A signal that another thread took does not wake this one, and its handler runs here: look now and then.
         while not stop.wait(_SIGNAL_POLL_S):
             continue
+
+
+def _names_file(cache_folder: Path | None, model_folders: Sequence[Path]) -> Path | None:
+    """Return where the names of weights are kept that clients of gateways ask for; None if there are no weights."""
+    if cache_folder is None and not model_folders:
+        return None
+    return (cache_folder or user_cache_path("zmq-rpc-backend")) / "names"
 
 
 def _open_gateway(registry: Registry, text: str, dial: LocalDial, insecure: bool, stack: ExitStack) -> Gateway:

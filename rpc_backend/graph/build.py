@@ -308,6 +308,20 @@ def gated_linear_attn(k: Tensor, v: Tensor, q: Tensor, gate: Tensor, state: Tens
     return build("GATED_LINEAR_ATTN", [k, v, q, gate, state], {"scale": factor})
 
 
+def ssm_scan(
+    states: Tensor, x: Tensor, step: Tensor, decay: Tensor, b: Tensor, c: Tensor, ids: Tensor, snapshots: int = 1
+) -> Tensor:
+    return build("SSM_SCAN", [states, x, step, decay, b, c, ids], {"snapshots": snapshots})
+
+
+def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, first: Tensor, decay: Tensor, state: Tensor) -> Tensor:
+    return build("RWKV_WKV6", [k, v, r, first, decay, state])
+
+
+def rwkv_wkv7(r: Tensor, decay: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> Tensor:
+    return build("RWKV_WKV7", [r, decay, k, v, a, b, state])
+
+
 def solve_tri(a: Tensor, b: Tensor) -> Tensor:
     return build("SOLVE_TRI", [a, b])
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rpc_backend.graph import build
+from rpc_backend.graph import build, build_images
 from rpc_backend.graph.element_types import BF16, ELEMENT_TYPES, F16, F32, FLOATS, I32, I64, Q8_0, ElementType
-from rpc_backend.graph.ops import OPS, Glu, RopeMode, Triangle, Unary
+from rpc_backend.graph.ops import OPS, Glu, Interpolation, Pool, RopeMode, Triangle, Unary
 from rpc_backend.graph.tensor import Tensor
 
 _MATRICES = tuple(kind for kind in ELEMENT_TYPES.values() if kind in FLOATS or kind.is_quantized)
@@ -38,6 +38,8 @@ def _nodes() -> Iterator[tuple[str, Tensor]]:
     yield from _attention()
     yield from _places()
     yield from _states()
+    yield from _images()
+    yield from _mixes()
 
 
 def _element_wise() -> Iterator[tuple[str, Tensor]]:
@@ -143,4 +145,51 @@ def _states() -> Iterator[tuple[str, Tensor]]:
     yield "F32", build.gated_delta_net(q, q, q, one, one, _leaf(64, 64, 2))
     yield "gate per row", build.gated_delta_net(q, q, q, q, one, _leaf(64, 64, 2))
     yield "F32", build.gated_linear_attn(q, q, q, q, _leaf(64 * 64 * 2, 1), 0.125)
+    x, step, b, ids = _leaf(32, 2, 3), _leaf(2, 3), _leaf(16, 1, 3), _leaf(1, kind=I32)
+    yield "one decay per head", build.ssm_scan(_leaf(16, 32, 2, 4), x, step, _leaf(1, 2), b, b, ids)
+    yield "decay per element", build.ssm_scan(_leaf(16, 32, 2, 4), x, step, _leaf(16, 2), b, b, ids)
+    state = _leaf(64 * 64 * 2, 1)
+    yield "F32", build.rwkv_wkv6(q, q, q, _leaf(64, 2), q, state)
+    yield "F32", build.rwkv_wkv7(q, q, q, q, q, q, state)
     yield "F32", build.solve_tri(_leaf(8, 8), _leaf(4, 8))
+
+
+def _images() -> Iterator[tuple[str, Tensor]]:
+    picture, sound, space = _leaf(9, 8, 4), _leaf(9, 4), _leaf(9, 8, 7, 4)
+    two = (1, 1)
+    three = (*two, 1)
+    for kind in (F32, F16):
+        kernels = _leaf(3, 3, 4, 5, kind=kind)
+        yield f"two axes, {kind}", build_images.im2col(kernels, picture, two, two, two, kind)
+        yield f"one axis, {kind}", build_images.im2col(_leaf(3, 4, kind=kind), sound, (1,), (1,), (1,), kind)
+        yield kind.name, build_images.im2col_3d(_leaf(3, 3, 3, 4), space, 4, three, three, three, kind)
+        yield kind.name, build_images.conv_2d(kernels, picture, two, two, two)
+        yield kind.name, build_images.conv_2d(_leaf(3, 3, 1, 4, kind=kind), picture, two, two, two, depthwise=True)
+        yield kind.name, build_images.conv_3d(_leaf(3, 3, 3, 8, kind=kind), space, 4, three, three, three)
+        yield kind.name, build_images.conv_transpose_1d(_leaf(3, 5, 4, kind=kind), sound, 2)
+        yield kind.name, build_images.conv_transpose_2d(_leaf(3, 3, 5, 4, kind=kind), picture, 2)
+        for pool in Pool:
+            yield f"{pool.name}, {kind}", build_images.pool(_leaf(9, 8, kind=kind), pool, (2,), (2,), (0,))
+            yield f"{pool.name}, {kind}", build_images.pool(_leaf(9, 8, kind=kind), pool, (2, 2), (2, 2), (0, 0))
+    for kind in (F32, F16, BF16):
+        yield kind.name, build_images.col2im_1d(_leaf(12, 6, kind=kind), 2, 4)
+    for interpolation in Interpolation:
+        yield interpolation.name, build_images.upscale(picture, (18, 16, 4, 1), interpolation)
+    yield "smoothed", build_images.upscale(picture, (4, 4, 4, 1), Interpolation.BILINEAR, smooth=True)
+    yield "F32", build_images.pad_reflect_1d(sound, 2, 2)
+    yield "F32", build_images.win_part(picture, 4)
+    yield "F32", build_images.win_unpart(_leaf(9, 4, 4, 2), 8, 4)
+    yield "F16", build_images.get_rel_pos(_leaf(8, 7, kind=F16))
+    yield "F32", build_images.add_rel_pos(_leaf(16, 12), _leaf(4, 4, 3), _leaf(4, 4, 3))
+
+
+def _mixes() -> Iterator[tuple[str, Tensor]]:
+    for kind in (F32, F16, BF16):
+        scored = [_leaf(32, 2, 3), _leaf(32, 1, 9, kind=kind), _leaf(2, 3), _leaf(9, 3, kind=F16)]
+        yield kind.name, build.build("LIGHTNING_INDEXER", scored)
+    yield "F32", build.build("DSV4_HC_COMB", [_leaf(24, 3), _leaf(3), _leaf(24)], {"n_iter": 2})
+    x, post = _leaf(32, 4, 3), _leaf(4, 3)
+    yield "plain", build.build("DSV4_HC_PRE", [x, post], {"scale": 1.0})
+    yield "gated", build.build("DSV4_HC_PRE", [x, x], {"scale": 1.0, "gated": 1})
+    yield "plain", build.build("DSV4_HC_POST", [_leaf(32, 3), x, post])
+    yield "mixed", build.build("DSV4_HC_POST", [_leaf(32, 3), x, post, _leaf(4, 4, 3)])

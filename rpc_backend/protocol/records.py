@@ -140,6 +140,8 @@ class TensorRange:
 class TensorHash:
     """Content that the worker may already hold: an xxh3-128 digest of `nbytes` bytes at `offset` of a tensor.
 
+    A gateway in the worker's process may give the 8 bytes of FNV-1a in its place, big-endian.
+
     True = they are in place. False = they are not, and what was there may be gone; if they are uploaded now, a worker
     with a cache keeps them under the digest.
     """

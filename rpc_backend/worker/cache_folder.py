@@ -59,12 +59,12 @@ class CacheFolder:
 
     def probe(self) -> None:
         """Check that a file can be made in the folder."""
-        with self._temporary(self._path(Content(bytes(DIGEST_NBYTES), 0))):
+        with self._temporary(self.path_of(Content(bytes(DIGEST_NBYTES), 0))):
             pass
 
     def load(self, content: Content, place: Place) -> bool:
         """Copy an entry to its place and note its use; False = there is none, or it was damaged and is gone now."""
-        file = self._open(self._path(content))
+        file = self._open(self.path_of(content))
         if file is None:
             return False
         try:
@@ -74,7 +74,7 @@ class CacheFolder:
                 return True
         finally:
             os.close(file)
-        _LOG.warning("the cached weight %s is damaged; it is removed", self._path(content))
+        _LOG.warning("the cached weight %s is damaged; it is removed", self.path_of(content))
         self.remove(content)
         return False
 
@@ -94,7 +94,7 @@ class CacheFolder:
             if content.nbytes > limit_nbytes:
                 return False
             self.prune(limit_nbytes - content.nbytes)
-        path = self._path(content)
+        path = self.path_of(content)
         with self._temporary(path) as (file, temporary):
             if not write_content(file, content, place, is_stopped=is_stopped, write=self._write):
                 return False
@@ -113,7 +113,7 @@ class CacheFolder:
 
     def is_sound(self, entry: Entry) -> bool:
         """Read an entry and say whether it is what its name promises; one that is gone by now is sound."""
-        file = self._open(self._path(entry.content))
+        file = self._open(self.path_of(entry.content))
         if file is None:
             return True
         try:
@@ -137,7 +137,7 @@ class CacheFolder:
 
     def remove(self, content: Content) -> None:
         """Remove an entry, if it is there; whoever reads it can go on."""
-        self._path(content).unlink(missing_ok=True)
+        self.path_of(content).unlink(missing_ok=True)
 
     def sweep(self) -> int:
         """Remove the temporary files of writers that died, and return how many there were."""
@@ -145,12 +145,13 @@ class CacheFolder:
             names = [item.name for item in listing if _TEMPORARY.fullmatch(item.name)]
         return sum(self._sweep(self.path / name) for name in names)
 
-    def _path(self, content: Content) -> Path:
+    def path_of(self, content: Content) -> Path:
+        """Return where the entry of a content is, if it is there."""
         return self.path / f"{content.digest.hex()}-{content.nbytes}.weights"
 
     def _has(self, content: Content) -> bool:
         """Whether there is an entry of the right size; if so, it counts as used now."""
-        file = self._open(self._path(content))
+        file = self._open(self.path_of(content))
         if file is None:
             return False
         try:

@@ -25,7 +25,8 @@ class WorkerConfig:
     the client announced and that are in `peer_allow`; None is the rule of `dial_rules`, empty is nobody. A task waits
     `ticket_timeout_s` for tensors of other workers. Uploaded weights are kept in `cache_folder`, which then has
     `cache_limit_nbytes` at most, and are taken from there and from the GGUF files below `model_folders`; an index of
-    such a file lies beside it, or in `index_folder`. Without `load_opt` each upload is copied once more before it is
+    such a file lies beside it, or in `index_folder`. Large ones are also known by FNV-1a, which a gateway's clients ask
+    for, if `names_file` says where that is kept. Without `load_opt` each upload is copied once more before it is
     put in its place; with `load_profile` the times of each load are printed.
     """
 
@@ -41,6 +42,7 @@ class WorkerConfig:
     cache_limit_nbytes: int | None = None
     model_folders: tuple[Path, ...] = ()
     index_folder: Path | None = None
+    names_file: Path | None = None
     load_opt: bool = True
     load_profile: bool = False
     stop_timeout_s: float = 5.0

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rpc_backend.errors import ModelError
@@ -34,12 +34,24 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 class ModelFiles:
     """The tensors of all GGUF files below some folders, by digest. Any thread may call it."""
 
-    def __init__(self, folders: Sequence[Path], index_folder: Path | None, spawn: Spawn, *, n_threads: int = 4) -> None:
-        """Name the folders; an index that cannot be kept beside its file is kept in `index_folder`."""
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        index_folder: Path | None,
+        spawn: Spawn,
+        *,
+        n_threads: int = 4,
+        on_scanned: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Name the folders; an index that cannot be kept beside its file is kept in `index_folder`.
+
+        `on_scanned` is called each time all files were looked at.
+        """
         self._folders = [folder.absolute() for folder in folders]
         self._index_folder = index_folder
         self._spawn = spawn
         self._n_threads = n_threads
+        self._on_scanned = on_scanned
         self._lock = threading.Lock()
         self._indexes: dict[Path, ModelIndex] = {}
         self._places: dict[Content, list[tuple[Path, int]]] = {}
@@ -75,6 +87,11 @@ class ModelFiles:
                 return True
         self.refresh()
         return False
+
+    def places(self) -> list[tuple[Content, Path, int]]:
+        """Return every tensor: its content, a file that has it, and where it starts there."""
+        with self._lock:
+            return [(content, *places[0]) for content, places in self._places.items()]
 
     def close(self) -> None:
         """Stop reading files."""
@@ -117,6 +134,7 @@ class ModelFiles:
             self._is_scanning = False
             self._scanned_s = time.monotonic()
         self._first_scan.set()
+        self._on_scanned()
 
     def _update(self) -> None:
         found: set[Path] = set()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rpc_backend.interfaces import Buffer
 from rpc_backend.worker.cache_folder import CacheFolder
-from rpc_backend.worker.content import Content
+from rpc_backend.worker.content import Content, content_at
 from rpc_backend.worker.peers import Spawn
 from rpc_backend.worker.tasks import Place
 
@@ -94,7 +94,7 @@ class WeightCache:
         return found
 
     def store(self, content: Content, place: Place) -> None:
-        """Have a weight stored from where it lies, soon."""
+        """Have a weight stored from where it lies, soon; one that comes by a name alone, under the digest it has."""
         with self._changed:
             if self._closed or self._clock() < self._pause_until_s or len(self._jobs) >= _MAX_JOBS:
                 return
@@ -169,8 +169,9 @@ class WeightCache:
 
     def _store(self, job: _Job) -> None:
         try:
+            content = content_at(job.place) if job.content.is_named else job.content
             stored = self._folder.store(
-                job.content, job.place, limit_nbytes=self._limit_nbytes, is_stopped=lambda: job.abandoned
+                content, job.place, limit_nbytes=self._limit_nbytes, is_stopped=lambda: job.abandoned
             )
         except OSError as error:
             self._pause(error)

@@ -15,6 +15,8 @@ from rpc_backend.worker.cache_folder import CacheFolder
 from rpc_backend.worker.config import WorkerConfig
 from rpc_backend.worker.content import Content
 from rpc_backend.worker.model_files import ModelFiles
+from rpc_backend.worker.names import Names
+from rpc_backend.worker.naming import Namer
 from rpc_backend.worker.peers import Spawn
 from rpc_backend.worker.tasks import Place
 from rpc_backend.worker.weight_cache import WeightCache
@@ -32,8 +34,15 @@ class Weights:
         self._counts: dict[str, int] = dict.fromkeys(
             ("cache_hits", "cache_misses", "model_hits", "nbytes_from_cache", "nbytes_from_models", "nbytes_stored"), 0
         )
-        self._cache = _open_cache(self, config, spawn)
-        self._models = ModelFiles(config.model_folders, config.index_folder, spawn) if config.model_folders else None
+        self._names = None if config.names_file is None else Names(config.names_file)
+        self._namer = None if self._names is None else Namer(self._names, spawn)
+        folder = None if config.cache_folder is None else CacheFolder(config.cache_folder)
+        self._cache = None if folder is None else _open_cache(folder, config.cache_limit_nbytes, spawn, self._stored)
+        self._models = None
+        if config.model_folders:
+            self._models = ModelFiles(config.model_folders, config.index_folder, spawn, on_scanned=self._poke_namer)
+        if self._namer is not None:
+            self._namer.attach(None if self._cache is None else folder, self._models)
 
     @property
     def abilities(self) -> tuple[str, ...]:
@@ -50,14 +59,30 @@ class Weights:
         """Read the model files; if that takes long, it goes on while the worker serves."""
         if self._models is not None:
             self._models.start(_FIRST_SCAN_TIMEOUT_S)
+        self._poke_namer()
 
     def refresh(self) -> None:
-        """Look for model files that came or went."""
+        """Look for model files that came or went, and for what has no name yet."""
         if self._models is not None:
             self._models.refresh()
+        else:
+            self._poke_namer()
 
     def load(self, content: Content, place: Place) -> bool:
-        """Put a weight in its place; False = it must come from the client. What was there before may be gone."""
+        """Put a weight in its place; False = it must come from the client. What was there before may be gone.
+
+        A content that has a name in place of its digest is the one that is known by it.
+        """
+        known = self._find(content) if content.is_named else content
+        return known is not None and self._load(known, place)
+
+    def _find(self, content: Content) -> Content | None:
+        found = None if self._names is None else self._names.find(content.digest, content.nbytes)
+        if found is None and self._cache is not None:
+            self.count(cache_misses=1)
+        return found
+
+    def _load(self, content: Content, place: Place) -> bool:
         if self._models is not None and self._models.load(content, place):
             self.count(model_hits=1, nbytes_from_models=content.nbytes)
             return True
@@ -74,6 +99,14 @@ class Weights:
         """Keep a weight that was uploaded, if there is a cache. Returns at once."""
         if self._cache is not None:
             self._cache.store(content, place)
+
+    def _stored(self, nbytes: int) -> None:
+        self.count(nbytes_stored=nbytes)
+        self._poke_namer()
+
+    def _poke_namer(self) -> None:
+        if self._namer is not None:
+            self._namer.poke()
 
     def when_stored(self, buffer: Buffer, close: Callable[[], None]) -> None:
         """Have a buffer closed now, or once all of it is kept that should be."""
@@ -99,19 +132,16 @@ class Weights:
 
     def close(self) -> None:
         """Stop reading and storing."""
+        if self._namer is not None:
+            self._namer.close()
         if self._models is not None:
             self._models.close()
         if self._cache is not None:
             self._cache.close(_CLOSE_TIMEOUT_S)
 
 
-def _open_cache(weights: Weights, config: WorkerConfig, spawn: Spawn) -> WeightCache | None:
-    if config.cache_folder is None:
-        return None
-    cache = WeightCache(
-        CacheFolder(config.cache_folder),
-        config.cache_limit_nbytes,
-        spawn,
-        on_stored=lambda nbytes: weights.count(nbytes_stored=nbytes),
-    )
+def _open_cache(
+    folder: CacheFolder, limit_nbytes: int | None, spawn: Spawn, on_stored: Callable[[int], None]
+) -> WeightCache | None:
+    cache = WeightCache(folder, limit_nbytes, spawn, on_stored=on_stored)
     return cache if cache.open() else None

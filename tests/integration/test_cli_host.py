@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from rpc_backend.graph import OPS
+
 REFERENCE = ("--device", "reference")
 WORKER = (*REFERENCE, "--listen", "tcp://127.0.0.1:0")
 PROMPT = ("--prompt", "abab cab")
@@ -176,6 +178,19 @@ def test_devices_are_listed_for_people_and_programs(start):
     assert row["kind"] == "cpu"
     assert 0 < row["free_nbytes"] <= row["total_nbytes"]
     assert row["alignment"] >= 1
+
+
+def test_operations_of_devices_are_a_table(start):
+    workers = [start("worker", *WORKER).ready() for _ in range(2)]
+    arguments = ("devices", "--workers", ",".join(workers), "--ops")
+    status, out, err = start("main", *arguments).finish()
+    assert status == 0, err
+    title, *rows = (line.split() for line in out.splitlines())
+    assert title == ["OPERATION", *(f"reference@{worker}" for worker in workers)]
+    assert ["FLASH_ATTN_EXT", "yes", "yes"] in rows
+    assert [row[0] for row in rows] == list(OPS)
+    status, out, _ = start("main", *arguments, "--json").finish()
+    assert (status, json.loads(out)["devices"]) == (0, title[1:])
 
 
 def test_devices_of_this_process(start):

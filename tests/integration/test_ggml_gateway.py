@@ -7,6 +7,8 @@ import struct
 
 import pytest
 
+from rpc_transport_ggml.wire import FLAG_COMPUTE, HEAD, Code, GraphRecord, TensorRecord, encode_graph
+
 LOCAL = ("--device", "reference", "--listen", "tcp://127.0.0.1:0")
 HELLO = b"\x0e" + struct.pack("<Q", 24) + bytes(24)
 
@@ -98,6 +100,31 @@ def test_why_a_client_was_cut_is_in_the_log(start):
     assert status == 0
     assert "closed the ggml-rpc client 127.0.0.1:" in err
     assert "buffer 0x4d is not one of this connection's" in err
+
+
+@pytest.mark.parametrize(("op", "name"), [(23, "SILU_BACK"), (98, "OPT_STEP_ADAMW"), (1000, "operation 1000")])
+def test_an_operation_that_is_not_supported_is_in_the_log_and_the_worker_lives(start, op, name):
+    worker = start("worker", *LOCAL, "--gateway", "tcp://127.0.0.1:0")
+    worker.ready()
+    place = gateway_of(worker)
+    with greet(place) as connected:
+        handle, _ = ask(connected, Code.ALLOC_BUFFER, struct.pack("<IQ", 0, 256), "<QQ")
+        (base,) = ask(connected, Code.BUFFER_GET_BASE, struct.pack("<Q", handle), "<Q")
+        fields = (handle, (8, 2, 1, 1), (4, 32, 64, 64), op, bytes(64), FLAG_COMPUTE, (), 0, 0, base, b"odd one")
+        graph = encode_graph(0, GraphRecord((7,), [TensorRecord(7, 0, *fields)]))
+        connected.sendall(HEAD.pack(Code.GRAPH_COMPUTE, len(graph)) + graph)
+        assert connected.recv(1) == b""
+    with greet(place) as connected:
+        assert ask(connected, Code.DEVICE_COUNT, b"", "<I") == (1,)
+    status, _, err = worker.stop()
+    assert status == 0
+    assert f"{name} 'odd one' F32 [8, 2, 1, 1] is not supported" in err
+
+
+def ask(connected: socket.socket, code: Code, payload: bytes, form: str) -> tuple[int, ...]:
+    connected.sendall(HEAD.pack(code, len(payload)) + payload)
+    answer = connected.recv(8 + struct.calcsize(form), socket.MSG_WAITALL)
+    return struct.unpack(form, answer[8:])
 
 
 def _has_ipv6() -> bool:

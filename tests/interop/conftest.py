@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,15 +47,15 @@ def demo_model() -> str:
 
 
 @contextmanager
-def _serve(count: int, memory: str | None = None) -> Iterator[Gateways]:
+def _serve(count: int, memory: str | None = None, options: Sequence[str] = ()) -> Iterator[Gateways]:
     with ExitStack() as stack:
         workers, gateways, pids = [], [], []
         for _ in range(count):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 place = f"127.0.0.1:{probe.getsockname()[1]}"
-            options = ["--gateway", f"tcp://{place}"]
-            started = stack.enter_context(LocalWorkers.start(1, memory=memory, options=options))
+            gateway = ("--gateway", f"tcp://{place}")
+            started = stack.enter_context(LocalWorkers.start(1, memory=memory, options=[*gateway, *options]))
             workers += [str(endpoint) for endpoint in started.endpoints]
             gateways.append(place)
             pids.append(started.workers[0].pid)
@@ -74,6 +74,13 @@ def capped_gateways() -> Iterator[Gateways]:
     """Two others, whose free memory is what nobody has taken of a cap."""
     with _serve(2, "512MiB") as running:
         yield running
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Gateways]]:
+    """Start workers with gateways and further options; they end with the test."""
+    with ExitStack() as stack:
+        yield lambda *options: stack.enter_context(_serve(2, options=list(map(str, options))))
 
 
 @pytest.fixture(scope="session")

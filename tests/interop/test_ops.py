@@ -22,7 +22,10 @@ _FIND = "import llama_cpp, os; print(os.path.join(os.path.dirname(llama_cpp.__fi
 _ROUNDED = 1e-5
 """ggml rounds the second factor of a product to the type of the first, and works in it: BF16, or F16 in attention."""
 
-_STRIDED = ("CLAMP", "LEAKY_RELU", "UNARY", "MEAN", "SUM", "ARGMAX", "ARGSORT", "TOP_K", "ROLL")
+_STRIDED = (
+    "CLAMP", "LEAKY_RELU", "UNARY", "MEAN", "SUM", "ARGMAX", "ARGSORT", "TOP_K", "ROLL", "IM2COL", "CONV_2D", "POOL_1D",
+    "POOL_2D", "CONV_TRANSPOSE_2D", "PAD_REFLECT_1D", "WIN_PART",
+)  # fmt: skip
 """Operations whose kernels in ggml take elements of a row to be neighbours, or rows to follow one another, unasked."""
 
 _FREE_ORDER = ("TOP_K", "ARGMAX")
@@ -47,12 +50,14 @@ def _limit(answer):
 
 
 def _says_nothing(answer):
-    strided = any(layout in answer["id"] for layout in ("permuted", "transposed"))
+    is_grid = answer["op"] in _STRIDED[9:]  # also whole planes are taken to follow one another
+    strided = any(layout in answer["id"] for layout in ("permuted", "transposed", *("padded",) * is_grid))
     return (
         (answer["op"] in _STRIDED and strided)
         or answer["op"] in _FREE_ORDER
         or "mask-f32" in answer["id"]  # ggml takes F16 only
         or answer["id"] == "COUNT_EQUAL[I32,40x5x2]"  # ggml reads beside what has a third axis
+        or (answer["op"] == "RWKV_WKV7" and "size64" not in answer["id"])  # ggml leaves out what fills no vector
     )
 
 

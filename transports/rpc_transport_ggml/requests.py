@@ -212,9 +212,12 @@ def set_tensor(client: Client, stream: SocketStream, nbytes: int) -> None:
 
 @_handles(Code.SET_TENSOR_HASH, f"{_TENSOR}QQ")
 def set_tensor_hash(client: Client, raw: bytes, offset: int, digest: int) -> bytes:
-    """Decline: what the worker keeps is known by another digest, so the client sends the bytes."""
-    client.tensor(raw)
-    return bytes(1)
+    """Let the worker put a whole tensor in its place that it knows by this name; else the client sends the bytes."""
+    record, device, nbytes = client.tensor(raw)
+    if offset:
+        return bytes(1)
+    request = records.TensorHash(record, 0, nbytes, digest.to_bytes(SIZE.size, "big"))
+    return bytes((client.session.ask(commands.SET_TENSOR_HASH, request, stream=device).body.result,))
 
 
 @_handles(Code.GET_TENSOR, f"{_TENSOR}QQ", joins_step=True)

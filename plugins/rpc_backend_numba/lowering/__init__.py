@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 from rpc_backend.plugin_api import Tensor
 from rpc_backend_numba.builder import PlanBuilder
-from rpc_backend_numba.lowering import attention, copies, elementwise, experts, places, products, rows, states
+from rpc_backend_numba.lowering import (
+    attention,
+    copies,
+    elementwise,
+    experts,
+    images,
+    mixes,
+    places,
+    products,
+    rows,
+    states,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,9 @@ LOWERINGS = {
     "SSM_CONV": Lowering(states.supports, states.ssm_conv),
     "GATED_DELTA_NET": Lowering(states.supports_packed, states.gated_delta_net),
     "GATED_LINEAR_ATTN": Lowering(states.supports_packed, states.gated_linear_attn),
+    "SSM_SCAN": Lowering(states.supports_scan, states.ssm_scan),
+    "RWKV_WKV6": Lowering(states.supports_rwkv, states.rwkv_wkv6),
+    "RWKV_WKV7": Lowering(states.supports_rwkv, states.rwkv_wkv7),
     "SOLVE_TRI": Lowering(states.supports, states.solve_tri),
     "SET": Lowering(places.supports_packed, places.overwrite),
     "ACC": Lowering(places.supports_packed, places.overwrite),
@@ -75,6 +89,26 @@ LOWERINGS = {
     "TIMESTEP_EMBEDDING": Lowering(places.supports_f32, places.timestep_embedding),
     "COUNT_EQUAL": Lowering(places.supports_count, places.count_equal),
     "OUT_PROD": Lowering(places.supports_f32, places.out_prod),
+    "CONV_TRANSPOSE_1D": Lowering(images.supports, images.conv_transpose_1d),
+    "IM2COL": Lowering(images.supports, images.im2col),
+    "IM2COL_3D": Lowering(images.supports, images.im2col_3d),
+    "COL2IM_1D": Lowering(images.supports, images.col2im_1d),
+    "CONV_2D": Lowering(images.supports, images.conv_2d),
+    "CONV_3D": Lowering(images.supports, images.conv_3d),
+    "CONV_2D_DW": Lowering(images.supports, images.conv_2d_dw),
+    "CONV_TRANSPOSE_2D": Lowering(images.supports, images.conv_transpose_2d),
+    "POOL_1D": Lowering(images.supports, images.pool_1d),
+    "POOL_2D": Lowering(images.supports, images.pool_2d),
+    "UPSCALE": Lowering(images.supports, images.upscale),
+    "PAD_REFLECT_1D": Lowering(images.supports, images.pad_reflect_1d),
+    "WIN_PART": Lowering(images.supports, images.win_part),
+    "WIN_UNPART": Lowering(images.supports, images.win_unpart),
+    "GET_REL_POS": Lowering(images.supports, images.get_rel_pos),
+    "ADD_REL_POS": Lowering(images.supports_add, images.add_rel_pos),
+    "LIGHTNING_INDEXER": Lowering(mixes.supports_indexer, mixes.lightning_indexer),
+    "DSV4_HC_COMB": Lowering(mixes.supports, mixes.hc_comb),
+    "DSV4_HC_PRE": Lowering(mixes.supports, mixes.hc_pre),
+    "DSV4_HC_POST": Lowering(mixes.supports, mixes.hc_post),
     "SOFT_MAX": Lowering(attention.supports_soft_max, attention.soft_max),
     "ROPE": Lowering(attention.supports_rope, attention.rope),
     "FLASH_ATTN_EXT": Lowering(attention.supports_flash, attention.flash),

@@ -1,4 +1,4 @@
-"""SSM_CONV, GATED_DELTA_NET, GATED_LINEAR_ATTN, SOLVE_TRI.
+"""SSM_CONV, SSM_SCAN, GATED_DELTA_NET, GATED_LINEAR_ATTN, RWKV_WKV6, RWKV_WKV7, SOLVE_TRI.
 
 Belongs here: their parameters and memory. Must not be here: kernels.
 """
@@ -43,3 +43,41 @@ def gated_linear_attn(builder: PlanBuilder, node: Tensor) -> None:
     operands = [Operand.of(tensor) for tensor in (node, *node.sources[:4])]
     params: list[Param] = [float(node.params["scale"]), host_address(state), state.nb[1]]
     builder.row("gated_linear_attn", node, node.sources, params, operands=operands)
+
+
+def supports_scan(node: Tensor) -> bool:
+    """Rows lie packed, and so do the states, the decays and the result as a whole."""
+    states, decay = node.sources[0], node.sources[3]
+    return supports_packed(node) and states.is_contiguous and decay.is_contiguous
+
+
+def ssm_scan(builder: PlanBuilder, node: Tensor) -> None:
+    states, x, step, decay, b, c, ids = node.sources
+    params: list[Param] = [
+        host_address(states), states.ne[3], host_address(decay), decay.ne[0], host_address(ids), ids.nb[0],
+        int(node.params["snapshots"]),
+    ]  # fmt: skip
+    operands = [Operand.of(tensor) for tensor in (node, x, step, b, c)]
+    builder.row("ssm_scan", node, node.sources, params, operands=operands)
+
+
+def supports_rwkv(node: Tensor) -> bool:
+    """Rows lie packed, and so do the states, what is per head alone, and the result as a whole."""
+    whole = [node.sources[-1], node.sources[3]] if len(node.sources) == 6 else [node.sources[-1]]
+    return supports_packed(node) and all(tensor.is_contiguous for tensor in whole)
+
+
+def rwkv_wkv6(builder: PlanBuilder, node: Tensor) -> None:
+    k, v, r, first, decay, state = node.sources
+    operands = [Operand.of(tensor) for tensor in (node, k, v, r, decay)]
+    params: list[Param] = [host_address(state), state.ne[1], host_address(first)]
+    builder.row("rwkv_wkv6", node, node.sources, params, operands=operands)
+
+
+def rwkv_wkv7(builder: PlanBuilder, node: Tensor) -> None:
+    r, decay, k, v, a, b, state = node.sources
+    operands = [Operand.of(tensor) for tensor in (node, r, decay, k, v)]
+    params: list[Param] = [host_address(state), state.ne[1]]
+    for tensor in (a, b):
+        params += [host_address(tensor), tensor.nb[1], tensor.nb[2]]
+    builder.row("rwkv_wkv7", node, node.sources, params, operands=operands)

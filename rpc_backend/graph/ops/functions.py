@@ -68,6 +68,21 @@ class RopeMode(IntEnum):
         return self in (RopeMode.MROPE, RopeMode.VISION, RopeMode.IMROPE)
 
 
+class Pool(IntEnum):
+    """What a pool makes of its elements."""
+
+    MAX = 0
+    MEAN = 1
+
+
+class Interpolation(IntEnum):
+    """How UPSCALE finds what lies between elements."""
+
+    NEAREST = 0
+    BILINEAR = 1
+    BICUBIC = 2
+
+
 class Triangle(IntEnum):
     """The part of a matrix that TRI keeps, with or without the diagonal."""
 

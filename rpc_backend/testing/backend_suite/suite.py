@@ -9,8 +9,10 @@ from rpc_backend.testing.backend_suite import (
     cases_attention,
     cases_experts,
     cases_graphs,
+    cases_images,
     cases_layout,
     cases_math,
+    cases_mixes,
     cases_places,
     cases_products,
     cases_rows,
@@ -20,7 +22,7 @@ from rpc_backend.testing.backend_suite.case import Case
 
 _MODULES = (
     cases_products, cases_math, cases_experts, cases_attention, cases_states, cases_rows, cases_layout, cases_places,
-    cases_graphs,
+    cases_images, cases_mixes, cases_graphs,
 )  # fmt: skip
 
 

@@ -72,6 +72,11 @@ def test_states():
     assert build.gated_delta_net(q, q, v, gate, gate, state, 2).ne == (64, 3 + 2 * 16, 1, 1)
     assert build.gated_linear_attn(q, q, q, q, _leaf(512, 3), 1.0).ne == (32, 3 + 3 * 16, 1, 1)
     assert build.solve_tri(_leaf(4, 4), _leaf(7, 4)).ne == (7, 4, 1, 1)
+    x, step, b, ids = _leaf(8, 4, 3, 2), _leaf(4, 3, 2), _leaf(16, 2, 3, 2), _leaf(2, kind=I32)
+    scanned = build.ssm_scan(_leaf(16, 8, 4, 5), x, step, _leaf(1, 4), b, b, ids, 3)
+    assert scanned.ne == (8 * 4 * 3 * 2 + 3 * 16 * 8 * 4 * 2, 1, 1, 1)
+    assert build.rwkv_wkv6(q, q, q, _leaf(16, 2), q, _leaf(512, 3)).ne == (32, 3 + 3 * 16, 1, 1)
+    assert build.rwkv_wkv7(q, q, q, q, q, q, _leaf(512, 1)).ne == (32, 3 + 16, 1, 1)
 
 
 def test_copies_may_have_other_extents_or_types():

@@ -39,6 +39,19 @@ def _delta(q=None, v=None, gate=None, beta=None, state=None, snapshots=1):
     )  # fmt: skip
 
 
+def _scan(x=None, step=None, decay=None, b=None, c=None, ids=None, snapshots=1):
+    x, step, decay = x or _leaf(8, 4, 3, 2), step or _leaf(4, 3, 2), decay or _leaf(1, 4)
+    one = _leaf(16, 2, 3, 2)
+    return build.ssm_scan(
+        _leaf(16, 8, 4, 5), x, step, decay, b or one, c or one, ids or _leaf(2, kind=I32), snapshots
+    )  # fmt: skip
+
+
+def _rwkv(k=None, first=None, state=None):
+    one = _leaf(16, 2, 3)
+    return build.rwkv_wkv6(k or one, one, one, first or _leaf(16, 2), one, state or _leaf(512, 1))
+
+
 _IDS = _leaf(3, kind=I32)
 _PAIR_IDS = _leaf(2, 3, kind=I32)
 
@@ -152,6 +165,22 @@ _REFUSED = {
     "linear attention: shapes": (
         lambda: build.gated_linear_attn(*[_leaf(16, 2, 3)] * 3, _leaf(16, 2, 4), _leaf(512, 1), 1.0), "differ in shape",
     ),
+    "scan: x": (lambda: _scan(x=_leaf(8, 3, 3, 2)), "does not fit"),
+    "scan: step": (lambda: _scan(step=_leaf(4, 2, 2)), "no step per head"),
+    "scan: decay": (lambda: _scan(decay=_leaf(2, 4)), "no decay per head"),
+    "scan: b": (lambda: _scan(b=_leaf(16, 2, 2, 2)), "do not fit"),
+    "scan: groups": (lambda: _scan(b=_leaf(16, 3, 3, 2), c=_leaf(16, 3, 3, 2)), "for each of 3 groups"),
+    "scan: no groups": (lambda: _scan(b=_leaf(16, 0, 3, 2), c=_leaf(16, 0, 3, 2)), "for each of 0 groups"),
+    "scan: ids": (lambda: _scan(ids=_leaf(3, kind=I32)), "no state per stream"),
+    "scan: ids of floats": (lambda: _scan(ids=_leaf(2)), "no state per stream"),
+    "scan: snapshots": (lambda: _scan(snapshots=0), "0 snapshots"),
+    "scan: snapshots and decays": (lambda: _scan(decay=_leaf(16, 4), snapshots=2), "one decay per head"),
+    "scan: half": (lambda: _scan(x=_leaf(8, 4, 3, 2, kind=F16)), "must be F32"),
+    "rwkv: shapes": (lambda: _rwkv(k=_leaf(16, 2, 4)), "differ in shape"),
+    "rwkv: first": (lambda: _rwkv(first=_leaf(16, 3)), "no factor per element"),
+    "rwkv: state": (lambda: _rwkv(state=_leaf(512, 2)), "not a state per stream"),
+    "rwkv: state size": (lambda: _rwkv(state=_leaf(500, 1)), "not a state per stream"),
+    "rwkv: no streams": (lambda: _rwkv(state=_leaf(512, 0)), "not a state per stream"),
     "soft_max: sinks": (lambda: build.soft_max(_leaf(4, 3, 2), _leaf(4, 3), sinks=_leaf(3)), "not one F32 per head"),
     "soft_max: sinks without mask": (lambda: build.soft_max(_leaf(4, 3, 2), sinks=_leaf(2)), "sinks need a mask"),
     "flash: sinks": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rpc_backend.graph import Tensor, Triangle, build, element_type
+from rpc_backend.graph import Interpolation, Pool, Tensor, Triangle, build, build_images, element_type
 from rpc_backend.graph.element_types import F16, F32, I32
 from rpc_backend.graph.ops import RopeMode
 from rpc_backend.interfaces import HostBuffer
@@ -129,3 +129,65 @@ def test_positions_with_sections_share_angles_only_among_themselves():
         node.buffer, node.offset = BUFFER, 1 << 23
         LOWERINGS["ROPE"].emit(builder, node)
     assert [row.kernel for row in builder.rows] == ["angles", "rope.NEOX", "angles", "rope.NEOX", "rope.NEOX"]
+
+
+def test_a_scan_reads_what_has_no_place_among_the_tensors():
+    x, b = leaf(F32, 8, 4, 3, 2), leaf(F32, 16, 2, 3, 2)
+    states, step, decay, ids = leaf(F32, 16, 8, 4, 5), leaf(F32, 4, 3, 2), leaf(F32, 1, 4), leaf(I32, 2)
+    (row,) = rows_of(build.ssm_scan(states, x, step, decay, b, b, ids, 2))
+    assert (row.kernel, len(row.operands), len(row.reads)) == ("ssm_scan", 5, 7)
+    assert row.params[1::2] == [5, 1, 4]  # states, decays per head, bytes between ids
+    assert row.params[-1] == 2
+
+
+@pytest.mark.parametrize("version", [6, 7])
+def test_states_of_rwkv_must_lie_packed(version):
+    one, state = leaf(F32, 16, 2, 3), leaf(F32, 512, 1)
+    spread = build.view(leaf(F32, 600, 2), (512, 2), (4, 2400, 4800, 4800))
+    make = {
+        6: lambda state: build.rwkv_wkv6(one, one, one, leaf(F32, 16, 2), one, state),
+        7: lambda state: build.rwkv_wkv7(one, one, one, one, one, one, state),
+    }[version]
+    (row,) = rows_of(make(state))
+    assert row.kernel == f"rwkv_wkv{version}"
+    one = leaf(F32, 16, 2, 4)  # tokens for both streams
+    node = make(spread)
+    assert node.op is not None
+    assert not LOWERINGS[node.op.name].supports(node)
+
+
+def test_a_sound_is_a_flat_image():
+    kernel, sound = leaf(F32, 3, 4), leaf(F32, 9, 4, 2)
+    (patches,) = rows_of(build_images.im2col(kernel, sound, (1,), (0,), (1,)))
+    assert (patches.kernel, patches.operands[0].ne) == ("patches", (12, 7, 1, 2))
+    (spread,) = rows_of(build_images.conv_transpose_1d(leaf(F32, 3, 5, 4), leaf(F32, 9, 4), 2))
+    assert [operand.ne for operand in spread.operands] == [(19, 1, 5, 1), (9, 1, 4, 1), (3, 1, 5, 4)]
+    (pool,) = rows_of(build_images.pool(sound, Pool.MEAN, (2,), (3,), (1,)))
+    assert pool.params == [2, 1, 3, 1, 1, 0, 1, 0]
+
+
+def test_mirrored_rows_and_larger_images_are_tables_for_one_kernel():
+    nodes = [build_images.pad_reflect_1d(leaf(F32, 9, 4), 2, 3)]
+    nodes += [build_images.upscale(leaf(F32, 9, 4), (18, 8, 1, 1), kind) for kind in Interpolation]
+    for node, taps in zip(nodes, (1, 1, 2, 4), strict=True):
+        (row,) = rows_of(node)
+        assert (row.kernel, row.params[2]) == ("resample", taps)
+
+
+def test_positions_of_pairs_are_a_view_that_goes_backwards():
+    (row,) = rows_of(build_images.get_rel_pos(leaf(F16, 8, 7)))
+    assert (row.kernel, row.operands[1].nb) == ("copy.same", (2, -16, 16, 0))
+    w = leaf(F32, 3, 4, 2)
+    assert [row.kernel for row in rows_of(build_images.add_rel_pos(leaf(F32, 9, 8), w, w))] == ["binary.ADD"] * 2
+
+
+def test_streams_are_mixed_by_one_kernel_each_and_scores_need_float_keys():
+    x, post = leaf(F32, 32, 4, 3), leaf(F32, 4, 3)
+    (row,) = rows_of(build.build("DSV4_HC_PRE", [x, post], {"scale": 2.0}))
+    assert (row.kernel, row.params) == ("hc_pre", [2.0, 0])
+    (row,) = rows_of(build.build("DSV4_HC_POST", [leaf(F32, 32, 3), x, post]))
+    assert (row.kernel, len(row.operands)) == ("hc_post", 4)
+    for kind, is_taken in ((F16, True), (element_type("Q8_0"), False)):
+        others = leaf(F32, 2, 3), leaf(F16, 9, 3)
+        node = build.build("LIGHTNING_INDEXER", [leaf(F32, 32, 2, 3), leaf(kind, 32, 1, 9), *others])
+        assert LOWERINGS["LIGHTNING_INDEXER"].supports(node) is is_taken
