@@ -19,6 +19,7 @@ from rpc_backend.host.bench import measure
 from rpc_backend.host.local_workers import LocalWorker
 
 _START_S, _STOP_S = 60.0, 5.0
+_SETTLE_S = 1.0  # a worker gives back what it received a load with shortly after it
 _CONTEXT, _PROMPT, _STEPS = 512, 128, 4
 
 
@@ -59,6 +60,7 @@ def measure_memory(model: str, threads: int) -> Held:
         empty, empty_files = _resident(worker.pid)
         with LLM(model, workers=[str(endpoint)], n_ctx=_CONTEXT, ubatch=_PROMPT) as llm:
             measure(llm, _PROMPT, _STEPS, 1)
+            time.sleep(_SETTLE_S)
             free, total = llm.devices.devices[0].memory()
             resident, files = _resident(worker.pid)
     finally:

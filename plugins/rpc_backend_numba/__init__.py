@@ -44,9 +44,10 @@ def _create(options: DeviceOptions) -> Sequence[Device]:
     from rpc_backend_numba.cores import default_thread_count
     from rpc_backend_numba.device import NumbaDevice
     from rpc_backend_numba.library import KernelLibrary
+    from rpc_backend_numba.processor import known_processor
     from rpc_backend_numba.targets import choose_target
 
-    target = choose_target(options.extra.get("cpu_features", options.cpu_features))
     root = options.cache_dir or Path(platformdirs.user_cache_dir("zmq-rpc-backend"))
+    target = choose_target(options.extra.get("cpu_features", options.cpu_features), known_processor(root))
     library = KernelLibrary(target, KernelCache(cache_folder(root, target)))
     return [NumbaDevice(library, options.threads or default_thread_count())]

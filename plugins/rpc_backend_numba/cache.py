@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import BinaryIO
 
-from rpc_backend_numba.targets import Target, cpu_name, machine_features
+from rpc_backend_numba.targets import Target
 
 try:
     import fcntl
@@ -48,13 +48,8 @@ class KernelCache:
         if self.folder is None:
             return None
         path = self._path(name)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        digest, body = data[:_DIGEST_NBYTES], data[_DIGEST_NBYTES:]
-        if digest != _digest(body):
-            _log.warning("the compiled kernel %s is damaged and will be compiled again", path)
+        body = read_whole(path)
+        if body is None:
             return None
         symbol, object_file = body.split(b"\0", 1)
         return symbol.decode(), object_file
@@ -63,10 +58,9 @@ class KernelCache:
         """Keep a kernel: a reader sees the whole file or none. A failure is a warning, and ends keeping."""
         if self.folder is None:
             return
-        body = symbol.encode() + b"\0" + object_file
         try:
             _make_folder(self.folder)
-            _replace(self._path(name), _digest(body) + body)
+            write_whole(self._path(name), symbol.encode() + b"\0" + object_file)
         except OSError as error:
             _log.warning("compiled kernels cannot be kept in %s: %s", self.folder, error)
             self.folder = None
@@ -110,10 +104,10 @@ class KernelCache:
 
 def cache_folder(root: Path, target: Target, package: Path = Path(__file__).parent) -> Path:
     """Return the folder below `root` for kernels of this code on this CPU; `package` is the folder of the code."""
-    versions = [_version("numba"), _version("llvmlite")]
-    facts = [_sources_digest(package), *versions, cpu_name(), machine_features(target), astuple(target)]
+    versions = [package_version("numba"), package_version("llvmlite")]
+    facts = [_sources_digest(package), *versions, astuple(target)]
     key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
-    return root / "numba-kernels" / f"{cpu_name()}-{target.name}-{key}"
+    return root / "numba-kernels" / f"{target.cpu}-{target.name}-{key}"
 
 
 def _make_folder(folder: Path) -> None:
@@ -155,11 +149,25 @@ def _lock(handle: int, wait_s: float) -> bool:
             return True
 
 
-def _replace(path: Path, data: bytes) -> None:
+def read_whole(path: Path) -> bytes | None:
+    """Return what `write_whole` put into a file; None if there is none, or with a warning if it is damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, body = data[:_DIGEST_NBYTES], data[_DIGEST_NBYTES:]
+    if digest == _digest(body):
+        return body
+    _log.warning("%s is damaged and will be made again", path)
+    return None
+
+
+def write_whole(path: Path, body: bytes) -> None:
+    """Write a file with a digest; a reader sees the whole file or none. Raises OSError."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.write(_digest(body) + body)
         os.replace(temporary, path)
     except OSError:
         Path(temporary).unlink(missing_ok=True)
@@ -177,7 +185,7 @@ def _sources_digest(package: Path) -> str:
     return digest.hexdigest()
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

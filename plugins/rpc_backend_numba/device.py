@@ -24,7 +24,6 @@ from rpc_backend_numba.lowering import LOWERINGS
 from rpc_backend_numba.lowering.fusion import groups_of
 from rpc_backend_numba.plan import NumbaPlan
 from rpc_backend_numba.table import Table
-from rpc_backend_numba.targets import cpu_name
 from rpc_backend_numba.threads import ComputeThreads
 from rpc_backend_numba.weights import Region, WeightsBuffer
 
@@ -38,7 +37,7 @@ class NumbaDevice(HostDevice):
         target = library.target
         self.info = DeviceInfo(
             name="cpu",
-            description=f"{cpu_name()} with {target.name} kernels, threads: {n_threads}",
+            description=f"{target.cpu} with {target.name} kernels, threads: {n_threads}",
             kind="cpu",
             is_host=True,
         )

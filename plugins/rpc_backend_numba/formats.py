@@ -11,7 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GROUP = 32
-"""Weights are unpacked, activations quantised, and long rows shared by threads, 32 at a time."""
+"""Weights are unpacked, and long rows shared by threads, 32 at a time; see `Format.scaled_by_block` for activations."""
+
+BLOCK = 256
+"""Activations have one scale per 32, or per 256 for formats whose blocks are so long.
+
+Groups of a block then add up without it: a product has a third less to do beside the dot products of bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,11 @@ class Format:
         """Groups of 32 weights in a block."""
         return self.block_size // GROUP
 
+    @property
+    def scaled_by_block(self) -> bool:
+        """Whether the activations that it meets have one scale per `BLOCK`, and not one per `GROUP`."""
+        return self.block_size == BLOCK
+
 
 FORMATS = {
     item.name: item
@@ -116,22 +127,32 @@ So a block of 16 rows takes the bytes of 16 blocks, and each word of it is a vec
 UNIT_COLUMNS = 4
 """Columns of activations that lie together, group by group, for products of many columns."""
 
-SPARE_NBYTES = 2048
-"""Working memory of a product: a tile of 16 columns, or the scales and minimums of a block of interleaved rows."""
+RESULT_COLUMNS = 192
+"""Columns of results that a product keeps in working memory, at most."""
+
+NUMBERS_NBYTES = 2048
+"""Working memory for a tile of 16 columns, or for the scales and minimums of a block of interleaved rows."""
+
+UNPACKED_NBYTES = GROUP * TILE_ROWS
+"""The bytes of a group of interleaved rows."""
+
+SPARE_NBYTES = NUMBERS_NBYTES + BLOCK // GROUP * UNPACKED_NBYTES + 4 * TILE_ROWS * RESULT_COLUMNS
+"""Working memory of a product: numbers, the groups of a block unpacked, sums of many columns."""
 
 STATE_ROWS = 16
 """Rows of a state that a thread keeps at a time while all tokens pass by."""
 
-RESULT_COLUMNS = 192
-"""Columns of results that a product with chosen matrices keeps in working memory, at most."""
-
-# Activations of one group and column: 32 signed bytes, then int32: -8 times their sum, -32 times the sums of the first
-# and the last 16; then float32: their scale, and the sums scaled: of all, of the first 16, of the last; then int32:
-# -128 times their sum.
+# A cell, the activations of one group and column: 32 signed bytes, then, of both kinds, at these places:
+# int32 -32 times the sums of the first and of the last 16, float32 their scale, int32 -128 times the sum of all.
 INPUT_NBYTES = 64
-INPUT_MINUS_8_SUM, INPUT_MINUS_32_SUMS, INPUT_MINUS_128_SUM = 32, 36, 60
-INPUT_SCALE = 44
-INPUT_SCALED_SUMS = 48
+INPUT_MINUS_32_SUMS, INPUT_SCALE, INPUT_MINUS_128_SUM = 36, 44, 60
+
+# With a scale of its own a cell holds: int32 -8 times the sum of all, float32 this sum times the scale.
+INPUT_MINUS_8_SUM, INPUT_SCALED_SUM = 32, 48
+
+# With the scale of a block: pairs of int16, the sums of this group and the next (in the first of each two
+# cells), and those of both halves.
+INPUT_SUMS_OF_TWO, INPUT_SUMS_OF_HALVES = 32, 48
 
 
 def zero_point_of_inputs(form: Format, span: int) -> tuple[int, int]:

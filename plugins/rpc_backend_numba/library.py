@@ -7,6 +7,7 @@ kernels do, or which ones a graph needs (`lowering`).
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterable
 from importlib import import_module
@@ -18,6 +19,7 @@ from rpc_backend.plugin_api import Glu, Unary
 from rpc_backend_numba.attention_scratch import INLINED_TYPES
 from rpc_backend_numba.cache import KernelCache
 from rpc_backend_numba.code import CodeLoader
+from rpc_backend_numba.compiler import Compiler
 from rpc_backend_numba.formats import FORMATS
 from rpc_backend_numba.targets import Target
 
@@ -49,6 +51,7 @@ KERNELS: dict[str, KernelSource] = {
     "run": KernelSource("walker", "make_run", 2),
     "serve": KernelSource("walker", "make_serve"),
     "inputs": KernelSource("product_inputs", "make_inputs", 3, _FLOATS),
+    "block_inputs": KernelSource("product_inputs", "make_block_inputs", 3, _FLOATS),
     "inputs_float_row": KernelSource("product_inputs", "make_inputs_float_row", 3, _FLOATS),
     "inputs_float_tile": KernelSource("product_inputs", "make_inputs_float_tile", 3, _FLOATS),
     "product_rows": KernelSource("product", "make_product_rows"),
@@ -140,6 +143,7 @@ class KernelLibrary:
         self.target = target
         self._cache = cache
         self._loader = CodeLoader(target)
+        self._compiler = None if cache.folder is None else Compiler(target.name, cache.folder)
         self._addresses: dict[str, int] = {}
         self._lock = Lock()
 
@@ -154,7 +158,7 @@ class KernelLibrary:
             wanted = sorted(set(names))
             missing = [name for name in wanted if name not in self._addresses and not self._load(name)]
             if missing:
-                self._compile_all(missing)
+                self._get_compiled(missing)
             return {name: self._addresses[name] for name in wanted}
 
     def compile_missing(self, names: Iterable[str]) -> None:
@@ -163,6 +167,19 @@ class KernelLibrary:
             missing = [name for name in names if name not in self._addresses and not self._cache.has(name)]
             if missing:
                 self._compile_all(missing)
+
+    def _get_compiled(self, names: list[str]) -> None:
+        """Have kernels compiled by another process, or else compile them here, and load them.
+
+        Where numba is loaded already there is no memory to be saved.
+        """
+        started = time.monotonic()
+        _log.info("compiling %d kernels for this CPU, once: %s", len(names), ", ".join(names))
+        if self._compiler is not None and "numba" not in sys.modules and self._compiler.compile(names):
+            names = [name for name in names if not self._load(name)]
+        if names:
+            self._compile_all(names)
+        _log.info("compiled them in %.1f s", time.monotonic() - started)
 
     def _load(self, name: str) -> bool:
         found = self._cache.read(name)
@@ -174,8 +191,6 @@ class KernelLibrary:
         """Compile kernels; those that another process is at come last, and are most often there by then."""
         from rpc_backend_numba.simd.layer import Layer
 
-        _log.info("compiling %d kernels for this CPU, once: %s", len(names), ", ".join(names))
-        started = time.monotonic()
         layer = Layer(self.target)
         busy: list[str] = []
         for name in names:
@@ -188,7 +203,6 @@ class KernelLibrary:
             with self._cache.turn(name, _WAIT_S):  # one that hangs does not hold us up for ever
                 if not self._load(name):
                     self._compile(name, layer)
-        _log.info("compiled %d kernels in %.1f s", len(names), time.monotonic() - started)
 
     def _compile(self, name: str, layer: Layer) -> None:
         from rpc_backend_numba.compile import compile_function

@@ -164,7 +164,7 @@ def worker(
     from rpc_backend.settings import from_environment
     from rpc_backend.worker import Worker, WorkerConfig
     from rpc_backend.worker.dial_rules import parse_allowed
-    from rpc_backend.worker.freed_memory import keep_freed_memory
+    from rpc_backend.worker.freed_memory import UploadWatch, keep_freed_memory
     from rpc_backend.worker.lifetime import watch_stdin
 
     keep_freed_memory()
@@ -208,8 +208,9 @@ def worker(
         for gateway in opened:
             click.echo(f"gateway {gateway.name}")
         # A signal that another thread took does not wake this one, and its handler runs here: look now and then.
+        uploads = UploadWatch(lambda: server.received_nbytes)
         while not stop.wait(_SIGNAL_POLL_S):
-            continue
+            uploads.look()
 
 
 def _names_file(cache_folder: Path | None, model_folders: Sequence[Path]) -> Path | None:

@@ -6,13 +6,14 @@ Belongs here: the monitor's socket and the meaning of its numbers. Must not be h
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
+_EVENT = struct.Struct("=Hi")  # pyzmq has a reader of it too, with asyncio and ssl in its wake
 _numbers = itertools.count()
 
 
@@ -63,10 +64,11 @@ class Monitor:
     def events(self) -> Iterator[ConnectionEvent]:
         """Yield what has happened since the last call, without waiting."""
         while self.socket.poll(0):
-            message = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
-            happened = _MEANINGS.get(zmq.Event(message["event"]))
+            event, _ = self.socket.recv_multipart(zmq.NOBLOCK)
+            number, value = _EVENT.unpack(event)
+            happened = _MEANINGS.get(number)
             if happened is not None:
-                yield ConnectionEvent(happened, int(message["value"]) if happened in _WITH_FD else -1)
+                yield ConnectionEvent(happened, value if happened in _WITH_FD else -1)
 
     def close(self) -> None:
         """Close the monitor; without this, ending the context hangs."""

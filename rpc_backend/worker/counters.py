@@ -30,6 +30,11 @@ class Counters:
             counts[1] += nbytes_in
             counts[2] += nbytes_out
 
+    def received_nbytes(self) -> int:
+        """Return the bytes of all commands so far."""
+        with self._lock:
+            return sum(nbytes_in for _, nbytes_in, _ in self._commands.values())
+
     def snapshot(self, sessions: int) -> Stats:
         """Return the counts so far, and the number of open sessions that the caller knows."""
         with self._lock:

@@ -13,12 +13,15 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rpc_backend.worker.cache_folder import CacheFolder
 from rpc_backend.worker.content import Content, names_of
-from rpc_backend.worker.model_files import ModelFiles
 from rpc_backend.worker.names import Names
 from rpc_backend.worker.peers import Spawn
+
+if TYPE_CHECKING:
+    from rpc_backend.worker.model_files import ModelFiles
 
 _LOG = logging.getLogger(__name__)
 

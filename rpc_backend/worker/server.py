@@ -71,6 +71,11 @@ class Worker:
         """The endpoints that it serves, with the ports that were picked."""
         return self._listener.names if self._listener is not None else []
 
+    @property
+    def received_nbytes(self) -> int:
+        """All bytes that came with commands so far."""
+        return self._service.state.counters.received_nbytes()
+
     def start(self) -> None:
         """Listen, and serve from now on.
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rpc_backend.interfaces import Buffer
 from rpc_backend.protocol.negotiation import WEIGHT_CACHE, WEIGHT_SOURCE
 from rpc_backend.worker.cache_folder import CacheFolder
 from rpc_backend.worker.config import WorkerConfig
 from rpc_backend.worker.content import Content
-from rpc_backend.worker.model_files import ModelFiles
 from rpc_backend.worker.names import Names
 from rpc_backend.worker.naming import Namer
 from rpc_backend.worker.peers import Spawn
 from rpc_backend.worker.tasks import Place
 from rpc_backend.worker.weight_cache import WeightCache
+
+if TYPE_CHECKING:
+    from rpc_backend.worker.model_files import ModelFiles
 
 _CLOSE_TIMEOUT_S = 2.0
 _FIRST_SCAN_TIMEOUT_S = 10.0
@@ -38,9 +41,7 @@ class Weights:
         self._namer = None if self._names is None else Namer(self._names, spawn)
         folder = None if config.cache_folder is None else CacheFolder(config.cache_folder)
         self._cache = None if folder is None else _open_cache(folder, config.cache_limit_nbytes, spawn, self._stored)
-        self._models = None
-        if config.model_folders:
-            self._models = ModelFiles(config.model_folders, config.index_folder, spawn, on_scanned=self._poke_namer)
+        self._models = _open_models(config, spawn, self._poke_namer) if config.model_folders else None
         if self._namer is not None:
             self._namer.attach(None if self._cache is None else folder, self._models)
 
@@ -145,3 +146,9 @@ def _open_cache(
 ) -> WeightCache | None:
     cache = WeightCache(folder, limit_nbytes, spawn, on_stored=on_stored)
     return cache if cache.open() else None
+
+
+def _open_models(config: WorkerConfig, spawn: Spawn, on_scanned: Callable[[], None]) -> ModelFiles:
+    from rpc_backend.worker.model_files import ModelFiles  # its reader of files takes memory that few workers need
+
+    return ModelFiles(config.model_folders, config.index_folder, spawn, on_scanned=on_scanned)

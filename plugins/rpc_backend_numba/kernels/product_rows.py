@@ -19,12 +19,13 @@ from rpc_backend_numba.formats import (
     GROUP,
     INPUT_NBYTES,
     INPUT_SCALE,
-    INPUT_SCALED_SUMS,
+    INPUT_SCALED_SUM,
+    INPUT_SUMS_OF_HALVES,
     Format,
     zero_point_of_inputs,
 )
 from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES, make_element_load, make_vector_load
-from rpc_backend_numba.kernels.unpack import make_unpack
+from rpc_backend_numba.kernels.unpack import make_minimums, make_unpack
 from rpc_backend_numba.simd import (
     add_pairs,
     convert,
@@ -43,7 +44,7 @@ from rpc_backend_numba.simd import (
 )
 from rpc_backend_numba.simd.layer import Layer
 
-_F32, _I32 = types.float32, types.int32
+_F32, _I32, _I16 = types.float32, types.int32, types.int16
 _F32X4, _I32X8 = vector(types.float32, 4), vector(types.int32, 8)
 _I8X32 = vector(types.int8, 32)
 
@@ -51,15 +52,15 @@ _I8X32 = vector(types.int8, 32)
 def _make_row(layer: Layer, format_name: str) -> Any:
     """Return `row(block, j, start, inputs)`: one group of one row times one column.
 
-    It gives the products as eight int32 (the first four belong to the first half of the group), two scales, two
-    minimums.
+    It gives the products as eight int32 (the first four belong to the first half of the group), two scales, and the
+    minimum of the first half.
     """
     unpack, dot4 = make_unpack(layer, format_name), layer.dot4_up_to(FORMATS[format_name].largest)
 
     @helper
     def row(block, j, start, inputs):
-        q, d0, d1, m0, m1 = unpack(block, j)
-        return dot4(start, q, inputs), d0, d1, m0, m1
+        q, d0, d1, m0, _ = unpack(block, j)
+        return dot4(start, q, inputs), d0, d1, m0
 
     return row
 
@@ -92,46 +93,98 @@ def _make_start(form: Format) -> Any:
     return start
 
 
-def _make_step(layer: Layer, format_name: str) -> Any:
-    """Return `step(total, a, b, c, d, j, source)`: one group of four rows times one column, a lane per row.
+def _make_four_rows(layer: Layer, format_name: str) -> Any:
+    """Return `four_rows(a, b, c, d, j, source)`: one group of four rows times one column, a lane per row.
+
+    It gives the products of both halves as floats, both scales and the minimum.
+    """
+    row, start_of = _make_row(layer, format_name), _make_start(FORMATS[format_name])
+
+    @helper
+    def four_rows(a, b, c, d, j, source):
+        start, inputs = start_of(source), load(_I8X32, source)
+        dot_a, a0, a1, am = row(a, j, start, inputs)
+        dot_b, b0, b1, bm = row(b, j, start, inputs)
+        dot_c, c0, c1, cm = row(c, j, start, inputs)
+        dot_d, d0, d1, dm = row(d, j, start, inputs)
+        sums = add_pairs(add_pairs(dot_a, dot_b), add_pairs(dot_c, dot_d))
+        return low_half(sums), high_half(sums), _four(a0, b0, c0, d0), _four(a1, b1, c1, d1), _four(am, bm, cm, dm)
+
+    return four_rows
+
+
+def _make_block(layer: Layer, format_name: str) -> Any:
+    """Return `block(total, a, b, c, d, source)`: one block of four rows times one column, a lane per row.
 
     The additions to a lane are those that `simd.tiles` makes for a row, in the same order: a result does not depend
     on how many columns are computed at once.
     """
-    form = FORMATS[format_name]
-    row = _make_row(layer, format_name)
-    start_of = _make_start(form)
-    has_minimum, one_scale = form.has_minimum, form.scale_span == GROUP
+    form, four_rows = FORMATS[format_name], _make_four_rows(layer, format_name)
+    if form.scaled_by_block:
+        return _make_scaled_block(layer, form, four_rows)
+    has_minimum = form.has_minimum
 
     @helper
-    def step(total, a, b, c, d, j, source):
-        start, inputs = start_of(source), load(_I8X32, source)
-        dot_a, a0, a1, am0, am1 = row(a, j, start, inputs)
-        dot_b, b0, b1, bm0, bm1 = row(b, j, start, inputs)
-        dot_c, c0, c1, cm0, cm1 = row(c, j, start, inputs)
-        dot_d, d0, d1, dm0, dm1 = row(d, j, start, inputs)
-        sums = add_pairs(add_pairs(dot_a, dot_b), add_pairs(dot_c, dot_d))
-        first, second = low_half(sums), high_half(sums)
-        numbers = source + INPUT_SCALED_SUMS
+    def block(total, a, b, c, d, source):
+        first, second, scales, _, minimums = four_rows(a, b, c, d, 0, source)
         scale = splat(_F32X4, load(_F32, source + INPUT_SCALE))
-        if one_scale:
-            total = fma(convert(_F32, first + second) * scale, _four(a0, b0, c0, d0), total)
-        else:
-            both = fma(convert(_F32, second), _four(a1, b1, c1, d1), convert(_F32, first) * _four(a0, b0, c0, d0))
-            total = fma(both, scale, total)
+        total = fma(convert(_F32, first + second) * scale, scales, total)
         if has_minimum:
-            scaled_sum = splat(_F32X4, load(_F32, numbers + (0 if one_scale else 4)))
-            total = fma(_four(am0, bm0, cm0, dm0), scaled_sum, total)
-            if not one_scale:
-                total = fma(_four(am1, bm1, cm1, dm1), splat(_F32X4, load(_F32, numbers + 8)), total)
+            total = fma(minimums, splat(_F32X4, load(_F32, source + INPUT_SCALED_SUM)), total)
         return total
 
-    return step
+    return block
+
+
+def _make_scaled_block(layer: Layer, form: Format, four_rows: Any) -> Any:
+    """Return `block` where activations have one scale per block."""
+    add_minimums, one_span, groups = _make_add_minimums(layer, form), form.scale_span == GROUP, form.groups
+
+    @helper
+    def block(total, a, b, c, d, source):
+        sums = zero(_F32X4)
+        for j in range(groups):
+            first, second, scales, last_scales, _ = four_rows(a, b, c, d, j, source + j * INPUT_NBYTES)
+            if one_span:
+                sums = fma(convert(_F32, first + second), scales, sums)
+            else:
+                sums = fma(convert(_F32, first), scales, sums)
+                sums = fma(convert(_F32, second), last_scales, sums)
+        sums = add_minimums(sums, a, b, c, d, source)
+        return fma(sums, splat(_F32X4, load(_F32, source + INPUT_SCALE)), total)
+
+    return block
+
+
+def _make_add_minimums(layer: Layer, form: Format) -> Any:
+    """Return `add(sums, a, b, c, d, source)`: whole numbers first, exactly, as `simd.tiles.tile_end_block` does."""
+    if not form.has_minimum:
+
+        @helper
+        def add_nothing(sums, a, b, c, d, source):
+            return sums
+
+        return add_nothing
+    minimums_of, factor_of = make_minimums(layer, form.name)
+    groups = form.groups
+
+    @helper
+    def add(sums, a, b, c, d, source):
+        total = zero(_F32X4)
+        for j in range(groups):
+            (a0, a1), (b0, b1) = minimums_of(a, j), minimums_of(b, j)
+            (c0, c1), (d0, d1) = minimums_of(c, j), minimums_of(d, j)
+            at = source + j * INPUT_NBYTES + INPUT_SUMS_OF_HALVES
+            total = fma(_four(a0, b0, c0, d0), splat(_F32X4, _F32(load(_I16, at))), total)
+            total = fma(_four(a1, b1, c1, d1), splat(_F32X4, _F32(load(_I16, at + 2))), total)
+        return fma(total, _four(factor_of(a), factor_of(b), factor_of(c), factor_of(d)), sums)
+
+    return add
 
 
 def make_rows(layer: Layer, format_name: str) -> Any:
     """Return the kernel `rows` of a quantised format: four rows at a time."""
-    step = _make_step(layer, format_name)
+    block = _make_block(layer, format_name)
     form = FORMATS[format_name]
     block_nbytes, groups = form.block_nbytes, form.groups
 
@@ -139,9 +192,8 @@ def make_rows(layer: Layer, format_name: str) -> Any:
     def dots(a, b, c, d, n_blocks, source):
         total = zero(_F32X4)
         for _ in range(n_blocks):
-            for j in range(groups):
-                total = step(total, a, b, c, d, j, source)
-                source += INPUT_NBYTES
+            total = block(total, a, b, c, d, source)
+            source += groups * INPUT_NBYTES
             a += block_nbytes
             b += block_nbytes
             c += block_nbytes

@@ -5,8 +5,8 @@ Belongs here: one function per format. Must not be here: products (`simd.tiles`)
 
 A format gives `prepare(words, halves, spare)` and `group(words, halves, spare, j)`: the first lane's place among the
 words of 4 and of 2 bytes of a block of interleaved rows, memory that `prepare` may fill for `group`, and the number of
-a group of 32 in the block. A group is the eight words `q`, four weights each, two scales and two minimums, for the
-first and the last 16.
+a group of 32 in the block. A group is the eight words `q`, four weights each, two scales, for the first and the last
+16, and the minimum of formats of one group.
 
 Source: block layouts of ggml (`ggml-common.h`) and their meaning (`dequantize_row_*` in `ggml-quants.c`).
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from numba import types
 
-from rpc_backend_numba.formats import FORMATS, IQ4_NL_VALUES, MXFP4_VALUES, TILE_ROWS
+from rpc_backend_numba.formats import FORMATS, GROUP, IQ4_NL_VALUES, MXFP4_VALUES, TILE_ROWS
 from rpc_backend_numba.simd import bitcast, convert, helper, load, select, splat, store, vector, zero
 from rpc_backend_numba.simd.chunks import Chunk
 from rpc_backend_numba.simd.layer import Layer
@@ -33,9 +33,6 @@ from rpc_backend_numba.simd.words import (
 
 _F32, _I32, _U16 = types.float32, types.int32, types.uint16
 _R = TILE_ROWS
-
-FETCHED = frozenset({"Q3_K"})
-"""Formats whose blocks are read in an order that the CPU does not foresee, so that all tiles fetch them ahead."""
 
 CHUNKS = {
     "Q4_K": Chunk(16, 32, (0,), 4, (((0, 0, 15),), ((0, 4, 15),))),
@@ -99,25 +96,20 @@ def _plain_group(parts: _Parts, format_name: str, quants: Any) -> Any:
         d, m = load_half(halves), zero(F32)
         if has_minimum:
             m = load_half(halves + 2 * _R)
-        return quants(words, j), d, d, m, m
+        return quants(words, j), d, d, m
 
     return group
 
 
 def _prepared_group(parts: _Parts, format_name: str, quants: Any) -> Any:
-    """Scales and minimums lie in `spare`: all scales of a block, then all minimums."""
-    form, F32, nbytes = FORMATS[format_name], parts.F32, parts.nbytes
-    has_minimum, per_group = form.has_minimum, 32 // form.scale_span
-    minimums = nbytes * per_group * form.groups
+    """Scales lie in `spare`, then minimums (`simd.tiles.tile_end_block`)."""
+    F32, nbytes = parts.F32, parts.nbytes
+    per_group = GROUP // FORMATS[format_name].scale_span
 
     @helper
     def group(words, halves, spare, j):
         at = spare + nbytes * per_group * j
-        last = at + nbytes * (per_group - 1)
-        m0, m1 = zero(F32), zero(F32)
-        if has_minimum:
-            m0, m1 = load(F32, at + minimums), load(F32, last + minimums)
-        return quants(words, j), load(F32, at), load(F32, last), m0, m1
+        return quants(words, j), load(F32, at), load(F32, at + nbytes * (per_group - 1)), zero(F32)
 
     return group
 
@@ -224,7 +216,10 @@ def _q4_k(parts: _Parts) -> Any:
 
     @helper
     def quants(words, j):
-        return words_bits(eight(words + _R * (16 + 32 * (j >> 1))), 4 * (j & 1), 15)
+        taken = eight(words + _R * (16 + 32 * (j >> 1)))
+        if j & 1:
+            return words_bits(taken, 4, 15)
+        return words_bits(taken, 0, 15)
 
     return quants
 
@@ -246,8 +241,14 @@ def _q6_k(parts: _Parts) -> Any:
     @helper
     def quants(words, j):
         first, i = words + _R * (18 + 96 * (j >> 2)), j & 3
-        low = words_bits(eight(first + _R * 4 * (i & 1)), 4 * (i >> 1), 15)
-        return words_merge(low, eight(first + _R * 8), (36 - 2 * i) & 31, 0x30)
+        low, high = eight(first + _R * 4 * (i & 1)), eight(first + _R * 8)
+        if i == 0:
+            return words_merge(words_bits(low, 0, 15), high, 4, 0x30)
+        if i == 1:
+            return words_merge(words_bits(low, 0, 15), high, 2, 0x30)
+        if i == 2:
+            return words_merge(words_bits(low, 4, 15), high, 0, 0x30)
+        return words_merge(words_bits(low, 4, 15), high, 30, 0x30)
 
     return quants
 
@@ -278,7 +279,11 @@ def _q2_k_numbers(parts: _Parts) -> Any:
         for i in range(16):
             both = load(U32, words + _R * 4 * (i >> 2)) >> splat(U32, 8 * (i & 3))
             store(spare + nbytes * i, d * number(both, 0, 15))
-            store(spare + nbytes * (16 + i), -d_min * number(both, 4, 15))
+        for i in range(8):
+            two = load(U32, words + _R * 4 * (i >> 1)) >> splat(U32, 16 * (i & 1))
+            minimums = ((two >> splat(U32, 4)) & splat(U32, 15)) | ((two << splat(U32, 4)) & splat(U32, 15 << 16))
+            store(spare + nbytes * (16 + i), minimums)
+        store(spare + nbytes * 24, -d_min)
 
     return prepare
 
@@ -304,19 +309,26 @@ def _k4_numbers(parts: _Parts) -> Any:
     load_half, number, U32, nbytes = parts.load_half, parts.number, parts.U32, parts.nbytes
 
     @helper
-    def spread(target, factor, first, second):
+    def scales(target, factor, four):
         for i in range(4):
-            store(target + nbytes * i, factor * number(first, 8 * i, 255))
-            store(target + nbytes * (4 + i), factor * number(second, 8 * i, 255))
+            store(target + nbytes * i, factor * number(four, 8 * i, 255))
+
+    @helper
+    def pairs(target, four):
+        for i in range(2):
+            two = four >> splat(U32, 16 * i)
+            store(target + nbytes * i, (two & splat(U32, 255)) | ((two & splat(U32, 255 << 8)) << splat(U32, 8)))
 
     @helper
     def prepare(words, halves, spare):
         a, b, c = load(U32, words + _R * 4), load(U32, words + _R * 8), load(U32, words + _R * 12)
         six, four_bits, top = splat(U32, 0x3F3F3F3F), splat(U32, 0x0F0F0F0F), splat(U32, 0x30303030)
-        second = (c & four_bits) | ((a >> splat(U32, 2)) & top)
-        spread(spare, load_half(halves), a & six, second)
-        second = ((c >> splat(U32, 4)) & four_bits) | ((b >> splat(U32, 2)) & top)
-        spread(spare + 8 * nbytes, -load_half(halves + _R * 2), b & six, second)
+        d = load_half(halves)
+        scales(spare, d, a & six)
+        scales(spare + 4 * nbytes, d, (c & four_bits) | ((a >> splat(U32, 2)) & top))
+        pairs(spare + 8 * nbytes, b & six)
+        pairs(spare + 10 * nbytes, ((c >> splat(U32, 4)) & four_bits) | ((b >> splat(U32, 2)) & top))
+        store(spare + 12 * nbytes, -load_half(halves + _R * 2))
 
     return prepare
 

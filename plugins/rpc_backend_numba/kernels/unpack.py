@@ -40,6 +40,29 @@ def make_unpack(layer: Layer, format_name: str) -> Any:
     return _MAKERS[format_name](layer)
 
 
+def make_minimums(layer: Layer, format_name: str) -> tuple[Any, Any]:
+    """Return `minimums(block, j)` and `factor(block)` of a format of long blocks: whole numbers, what multiplies them.
+
+    They belong to the first and second 16 of group j.
+    """
+    half = layer.half_value
+    is_q2 = format_name == "Q2_K"
+    place = 82 if is_q2 else 2
+
+    @helper
+    def minimums(block, j):
+        if is_q2:
+            return _F32(load(_U8, block + 2 * j) >> 4), _F32(load(_U8, block + 2 * j + 1) >> 4)
+        _, both = _k4_scales(block + 4, j)
+        return both, both
+
+    @helper
+    def factor(block):
+        return -half(load(_U16, block + place))
+
+    return minimums, factor
+
+
 @helper
 def _nibbles(address):
     """16 bytes as 32 numbers of 4 bits: all the low halves, then all the high ones."""

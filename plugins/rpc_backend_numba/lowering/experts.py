@@ -17,7 +17,7 @@ from rpc_backend_numba.formats import (
     TILE_ROWS,
     UNIT_COLUMNS,
 )
-from rpc_backend_numba.lowering.products import TILE_COLUMNS_QUANTIZED, inputs_of, supports_product
+from rpc_backend_numba.lowering.products import TILE_COLUMNS_QUANTIZED, inputs_of, quantized_inputs, supports_product
 
 ROW_PAIRS_FLOAT = 4
 """Up to so many pairs per float matrix, panels of its weights do not pay."""
@@ -56,7 +56,8 @@ def _columns(builder: PlanBuilder, experts: Tensor, b: Tensor) -> tuple[Shared, 
     """The activations, each column by itself; bytes of a column, and its cells: groups, or float elements."""
     if experts.type.name in FORMATS:
         n_cells = experts.ne[0] // GROUP
-        return inputs_of(builder, "inputs", b, n_cells * INPUT_NBYTES, b.ne[1], [1]), n_cells * INPUT_NBYTES, n_cells
+        kernel, _ = quantized_inputs(experts)
+        return inputs_of(builder, kernel, b, n_cells * INPUT_NBYTES, b.ne[1], [1]), n_cells * INPUT_NBYTES, n_cells
     n_cells = experts.ne[0]
     return inputs_of(builder, "inputs_float_row", b, 4 * n_cells, b.ne[1]), 4 * n_cells, n_cells
 

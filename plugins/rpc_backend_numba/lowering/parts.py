@@ -22,10 +22,9 @@ def row_parts(tensor: Tensor) -> Parts | None:
     return Parts(tensor.n_rows, tensor.type.row_nbytes(tensor.ne[0])) if tensor.is_contiguous else None
 
 
-def column_parts(tensor: Tensor, together: int) -> Parts | None:
-    """The parts of the activations of a product, when so many columns are made ready at a time."""
+def column_parts(tensor: Tensor, together: int, size: int) -> Parts | None:
+    """The parts of the activations of a product: so many columns are made ready at a time, `size` elements of each."""
     padded = -(-tensor.ne[1] // together) * together
-    pieces = shared_parts(tensor)
-    if pieces is None or (padded != tensor.ne[1] and tensor.ne[2] * tensor.ne[3] != 1):
+    if shared_parts(tensor) is None or (padded != tensor.ne[1] and tensor.ne[2] * tensor.ne[3] != 1):
         return None
-    return Parts(tensor.ne[0] // GROUP * padded * tensor.ne[2] * tensor.ne[3], pieces.nbytes)
+    return Parts(tensor.ne[0] // size * padded * tensor.ne[2] * tensor.ne[3], tensor.type.row_nbytes(size))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rpc_backend.plugin_api import Tensor
 from rpc_backend_numba.arguments import Code, Operand, Param, Parts, Private, Shared
 from rpc_backend_numba.builder import PlanBuilder
-from rpc_backend_numba.formats import FORMATS, GROUP, INPUT_NBYTES, SPARE_NBYTES, TILE_ROWS, UNIT_COLUMNS
+from rpc_backend_numba.formats import BLOCK, FORMATS, GROUP, INPUT_NBYTES, SPARE_NBYTES, TILE_ROWS, UNIT_COLUMNS
 from rpc_backend_numba.lowering.parts import column_parts
 from rpc_backend_numba.lowering.types import DECODABLE, F32, FLOATS
 
@@ -72,8 +72,14 @@ def _quantized_inputs(builder: PlanBuilder, a: Tensor, b: Tensor) -> tuple[Share
     n_groups = a.ne[0] // GROUP
     together = 1 if b.ne[1] < TILE_COLUMNS_QUANTIZED else UNIT_COLUMNS
     unit_nbytes, n_units = n_groups * INPUT_NBYTES * together, -(-b.ne[1] // together)
-    inputs = inputs_of(builder, "inputs", b, unit_nbytes, n_units, [together], column_parts(b, together))
+    kernel, size = quantized_inputs(a)
+    inputs = inputs_of(builder, kernel, b, unit_nbytes, n_units, [together], column_parts(b, together, size))
     return inputs, [inputs, unit_nbytes, unit_nbytes * n_units, n_groups]
+
+
+def quantized_inputs(weights: Tensor) -> tuple[str, int]:
+    """The kernel that makes activations ready for weights, and how many of them share a scale."""
+    return ("block_inputs", BLOCK) if FORMATS[weights.type.name].scaled_by_block else ("inputs", GROUP)
 
 
 def _some_rows(node: Tensor, first: int, last: int) -> list[Operand | None]:

@@ -1,4 +1,4 @@
-"""Dot products of bytes, four in each int32 lane, exact in every way of a target.
+"""Dot products of bytes, four in each int32 lane, exact in every way of a target; and of int16, two in each.
 
 Belongs here: sums of products of unsigned and signed bytes. Must not be here: where the bytes come from (`tiles`), or
 which way a CPU has (`targets`).
@@ -60,6 +60,17 @@ def emit_dot4(builder: Any, how: ByteDot, largest: int, total: Any, unsigned: An
     for _ in range(2):
         total = _signed(builder, total, _same(unsigned.type, 64), signed)
     return total
+
+
+def emit_dot2(builder: Any, how: ByteDot, total: Any, a: Any, b: Any) -> Any:
+    """Emit the sum of `total` <n x i32> and of two products in each lane, of int16 in `a` and `b` <n x i32>."""
+    a, b = (builder.bitcast(side, ir.VectorType(_I16, 2 * total.type.count)) for side in (a, b))
+    if how in ("vnni", "pairs"):
+        products = call_intrinsic(builder, _FOURS[4 * total.type.count], total.type, [a, b])
+    else:
+        wide = ir.VectorType(_I32, a.type.count)
+        products = _add_neighbours(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)))
+    return builder.add(total, products)
 
 
 class ByteDots:

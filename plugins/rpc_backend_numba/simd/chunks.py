@@ -46,8 +46,7 @@ class Chunk:
 def chunk_step(kind: VectorType, form: Format, chunk: Chunk, how: ByteDot) -> Any:
     """Return `step(tile, words, numbers, inputs)`: add the products of a chunk, to a tile of one column.
 
-    `numbers` is where `kernels.tile_formats` keeps the scales of the first group; minimums lie as many bytes behind
-    them as all scales of a block take.
+    `numbers` is where `kernels.tile_formats` keeps the scales of the first group.
     """
     tile = types.UniTuple(kind, 1)
     emitter = _ChunkStep(kind.lanes, form, chunk, how)
@@ -82,8 +81,9 @@ class _ChunkStep(QuantizedStep):
                 weights = builder.bitcast(word, self.bytes)
                 dots[chain] = emit_dot4(builder, self.how, self.form.largest, dots[chain], weights, given)
         for group, (source, of_group) in enumerate(zip(sources, chains, strict=True)):
-            dots = [builder.add(*pair) for pair in of_group]
-            total = self._add(builder, total, dots, self._numbers(builder, numbers, group), source)
+            of_spans = self._numbers(builder, numbers, group)
+            for span, pair in enumerate(of_group):
+                total = self._add(builder, total, builder.add(*pair), of_spans, span, source)
         return total
 
     def _quads(self, builder: Any, words: Any, quad: int) -> list[Any]:
@@ -103,15 +103,9 @@ class _ChunkStep(QuantizedStep):
         return builder.and_(word, ir.Constant(self.words, [mask * _EACH_BYTE] * self.lanes))
 
     def _numbers(self, builder: Any, numbers: Any, group: int) -> list[Any]:
-        """The scales of the first and the last 16 of a group, then the minimums."""
-        minimums = self.spans * self.form.groups
-
-        def number(place: int) -> Any:
-            return emit_load(builder, _plus(builder, numbers, 4 * self.lanes * place), self.floats)
-
-        first, last = self.spans * group, self.spans * (group + 1) - 1
-        scales = [number(first), number(last)]
-        return [*scales, number(minimums + first), number(minimums + last)] if self.has_minimum else scales
+        """The scales of a group, one per span."""
+        places = range(self.spans * group, self.spans * (group + 1))
+        return [emit_load(builder, _plus(builder, numbers, 4 * self.lanes * place), self.floats) for place in places]
 
 
 def _plus(builder: Any, address: Any, nbytes: int) -> Any:

@@ -133,14 +133,17 @@ def splat_at(typing_context: Any, kind: Any, address: Any) -> Any:
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Begin to fetch the cache line at `address`, which need not be memory of ours."""
+    """Begin to fetch the cache line at `address`, which need not be memory of ours, into the second cache.
+
+    The first one has place for few lines, and can wait for few at a time: those that are needed at once.
+    """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         i32 = ir.IntType(32)
         pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [pointer, *(ir.Constant(i32, value) for value in (0, 3, 1))])  # read, keep, data
+        builder.call(function, [pointer, *(ir.Constant(i32, value) for value in (0, 2, 1))])  # read, second cache, data
         return context.get_dummy_value()
 
     return types.void(_ADDRESS), emit

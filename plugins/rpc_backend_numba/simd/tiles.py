@@ -18,14 +18,16 @@ from rpc_backend_numba.formats import (
     GROUP,
     INPUT_NBYTES,
     INPUT_SCALE,
-    INPUT_SCALED_SUMS,
+    INPUT_SCALED_SUM,
+    INPUT_SUMS_OF_HALVES,
+    INPUT_SUMS_OF_TWO,
     UNIT_COLUMNS,
     Format,
     zero_point_of_inputs,
 )
 from rpc_backend_numba.intrinsics import intrinsic
 from rpc_backend_numba.simd.arithmetic import broadcast, call_intrinsic, suffix
-from rpc_backend_numba.simd.byte_dots import ByteDots
+from rpc_backend_numba.simd.byte_dots import ByteDots, emit_dot2
 from rpc_backend_numba.simd.memory import emit_load, emit_store
 from rpc_backend_numba.simd.vectors import VectorType
 from rpc_backend_numba.targets import ByteDot
@@ -89,6 +91,21 @@ def tile_store(kind: VectorType, n_columns: int) -> Any:
     return store
 
 
+def tile_load(kind: VectorType, n_columns: int) -> Any:
+    """Return `load(address)`: columns that lie one after the other."""
+    tile = types.UniTuple(kind, n_columns)
+
+    @intrinsic
+    def load(typing_context: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            places = [_offset(builder, args[0], 4 * kind.lanes * column) for column in range(n_columns)]
+            return cgutils.pack_array(builder, [emit_load(builder, place, kind.llvm) for place in places])
+
+        return tile(types.intp), emit
+
+    return load
+
+
 def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> Any:
     """Return `step(tile, group, inputs, unit_stride)`: add the products of one group of `kernels.tile_formats`."""
     tile = types.UniTuple(kind, n_columns)
@@ -98,7 +115,7 @@ def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, for
     def step(typing_context: Any, values: Any, group: Any, inputs: Any, unit_stride: Any) -> Any:
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             totals = cgutils.unpack_tuple(builder, args[0], n_columns)
-            words, *numbers = cgutils.unpack_tuple(builder, args[1], 5)
+            words, *numbers = cgutils.unpack_tuple(builder, args[1], 4)
             quads = cgutils.unpack_tuple(builder, words, GROUP // 4)
             return cgutils.pack_array(builder, emitter.emit(builder, totals, quads, numbers, *args[2:]))
 
@@ -107,48 +124,81 @@ def tile_step_quantized(kind: VectorType, n_columns: int, unit_columns: int, for
     return step
 
 
-class QuantizedStep:
-    """`numbers` are the scales of the first and the last 16, then the minimums."""
+def tile_end_block(kind: VectorType, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> Any:
+    """Return `end(tile, sums, numbers, inputs, unit_stride)`: add a block whose activations have one scale.
+
+    `sums` is the tile of the steps of its groups, `numbers` where `kernels.tile_formats` keeps minimums, `inputs` the
+    first cells of the block.
+    """
+    tile = types.UniTuple(kind, n_columns)
+    emitter = _BlockEnd(kind.lanes, n_columns, unit_columns, form, how)
+
+    @intrinsic
+    def end(typing_context: Any, values: Any, sums: Any, numbers: Any, inputs: Any, unit_stride: Any) -> Any:
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            totals, parts = (cgutils.unpack_tuple(builder, arg, n_columns) for arg in args[:2])
+            return cgutils.pack_array(builder, emitter.emit(builder, totals, parts, *args[2:]))
+
+        return tile(tile, tile, types.intp, types.intp, types.intp), emit
+
+    return end
+
+
+class _ColumnsOfCells:
+    """Columns of quantised activations, for weights of a format."""
+
+    def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format) -> None:
+        self.lanes, self.n_columns, self.unit_columns = lanes, n_columns, unit_columns
+        self.form, self.spans = form, GROUP // form.scale_span
+        self.ints, self.floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
+
+    def _sources(self, builder: Any, inputs: Any, unit_stride: Any) -> list[Any]:
+        """The address of the cell of each column."""
+        units = _unit_addresses(builder, inputs, unit_stride, self.n_columns // self.unit_columns)
+        return [
+            _offset(builder, units[column // self.unit_columns], column % self.unit_columns * INPUT_NBYTES)
+            for column in range(self.n_columns)
+        ]
+
+    def _splat(self, builder: Any, address: Any, kind: Any) -> Any:
+        return broadcast(builder, emit_load(builder, address, kind), self.lanes)
+
+
+class QuantizedStep(_ColumnsOfCells):
+    """`numbers` are the scales of the first and the last 16, then the minimum of formats of one group."""
 
     def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> None:
-        self.lanes, self.n_columns, self.unit_columns = lanes, n_columns, unit_columns
-        self.spans, self.has_minimum = GROUP // form.scale_span, form.has_minimum
-        self.form = form
+        super().__init__(lanes, n_columns, unit_columns, form)
         self.byte_dots = ByteDots(how, form.largest, 2 if n_columns <= FEW_COLUMNS else 1)
         self.bytes = ir.VectorType(_I8, 4 * lanes)
-        self.ints, self.floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
 
     def emit(
         self, builder: Any, totals: list[Any], quads: list[Any], numbers: list[Any], inputs: Any, unit_stride: Any
     ) -> list[Any]:
-        units = _unit_addresses(builder, inputs, unit_stride, self.n_columns // self.unit_columns)
+        sources = self._sources(builder, inputs, unit_stride)
         weights = [builder.bitcast(word, self.bytes) for word in quads]
-        sources = [
-            _offset(builder, units[column // self.unit_columns], column % self.unit_columns * INPUT_NBYTES)
-            for column in range(self.n_columns)
-        ]
         results = []
         for first in range(0, self.n_columns, SIDE_BY_SIDE):
-            places = sources[first : first + SIDE_BY_SIDE]
-            dots = [self._dots(builder, weights, places, span) for span in range(self.spans)]
-            for total, place, *of_column in zip(totals[first : first + SIDE_BY_SIDE], places, *dots, strict=True):
-                results.append(self._add(builder, total, of_column, numbers, place))
+            places, some = (each[first : first + SIDE_BY_SIDE] for each in (sources, totals))
+            for span in range(self.spans):
+                dots = self._dots(builder, weights, places, span)
+                some = [
+                    self._add(builder, total, dot, numbers, span, place)
+                    for total, dot, place in zip(some, dots, places, strict=True)
+                ]
+            results += some
         return results
 
-    def _add(self, builder: Any, total: Any, dots: list[Any], numbers: list[Any], source: Any) -> Any:
-        """Add a column's dot products of all spans."""
+    def _add(self, builder: Any, total: Any, dots: Any, numbers: list[Any], span: int, source: Any) -> Any:
+        """Add a column's dot products of one span; with the scale, unless a block has one."""
+        dots = builder.sitofp(dots, self.floats)
+        if self.form.scaled_by_block:
+            return _fma(builder, dots, numbers[span], total)
         scale = self._splat(builder, _offset(builder, source, INPUT_SCALE), _F32)
-        dots = [builder.sitofp(dot, self.floats) for dot in dots]
-        if self.spans == 1:
-            total = _fma(builder, builder.fmul(dots[0], scale), numbers[0], total)
-        else:
-            both = _fma(builder, dots[1], numbers[1], builder.fmul(dots[0], numbers[0]))
-            total = _fma(builder, both, scale, total)
-        if self.has_minimum:
-            for span in range(self.spans):
-                which = 4 * (span + self.spans - 1)
-                sums = self._splat(builder, _offset(builder, source, INPUT_SCALED_SUMS + which), _F32)
-                total = _fma(builder, numbers[2 + span], sums, total)
+        total = _fma(builder, builder.fmul(dots, scale), numbers[0], total)
+        if self.form.has_minimum:
+            scaled_sum = self._splat(builder, _offset(builder, source, INPUT_SCALED_SUM), _F32)
+            total = _fma(builder, numbers[2], scaled_sum, total)
         return total
 
     def _dots(self, builder: Any, weights: list[Any], sources: list[Any], span: int) -> list[Any]:
@@ -174,8 +224,44 @@ class QuantizedStep:
         turn = builder.shl if shift > 0 else builder.ashr
         return turn(start, ir.Constant(self.ints, [abs(shift)] * self.lanes))
 
-    def _splat(self, builder: Any, address: Any, kind: Any) -> Any:
-        return broadcast(builder, emit_load(builder, address, kind), self.lanes)
+
+class _BlockEnd(_ColumnsOfCells):
+    """Minimums are whole numbers of at most six bits, two in a lane, then the float that all are multiplied by.
+
+    So the sum of their products with sums of inputs is whole, below 2^21: the same in whatever order it is made.
+    """
+
+    def __init__(self, lanes: int, n_columns: int, unit_columns: int, form: Format, how: ByteDot) -> None:
+        super().__init__(lanes, n_columns, unit_columns, form)
+        self.how: ByteDot = how
+
+    def emit(
+        self, builder: Any, totals: list[Any], parts: list[Any], numbers: Any, inputs: Any, unit_stride: Any
+    ) -> list[Any]:
+        sources = self._sources(builder, inputs, unit_stride)
+        if self.form.has_minimum:
+            parts = self._add_minimums(builder, parts, numbers, sources)
+        results = []
+        for total, part, source in zip(totals, parts, sources, strict=True):
+            scale = self._splat(builder, _offset(builder, source, INPUT_SCALE), _F32)
+            results.append(_fma(builder, part, scale, total))
+        return results
+
+    def _add_minimums(self, builder: Any, parts: list[Any], numbers: Any, sources: list[Any]) -> list[Any]:
+        n_pairs = self.form.groups * self.spans // 2
+        place = INPUT_SUMS_OF_HALVES if self.spans == 2 else INPUT_SUMS_OF_TWO
+        cell_step = 2 // self.spans * self.unit_columns * INPUT_NBYTES
+        vectors = [_offset(builder, numbers, 4 * self.lanes * (2 * n_pairs + i)) for i in range(n_pairs + 1)]
+        minimums = [emit_load(builder, vector, self.ints) for vector in vectors[:-1]]
+        factor = emit_load(builder, vectors[-1], self.floats)
+        results = []
+        for part, source in zip(parts, sources, strict=True):
+            total = ir.Constant(self.ints, None)
+            for i, pair in enumerate(minimums):
+                at = _offset(builder, source, i * cell_step + place)
+                total = emit_dot2(builder, self.how, total, pair, self._splat(builder, at, _I32))
+            results.append(_fma(builder, builder.sitofp(total, self.floats), factor, part))
+        return results
 
 
 def tile_step_float(kind: VectorType, n_columns: int, column_nbytes: int = 0) -> Any:

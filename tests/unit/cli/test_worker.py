@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
@@ -61,3 +64,12 @@ def test_warm_alone_prepares_the_devices_and_exits(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(worker, ["--warm"])
     assert (result.exit_code, result.output) == (0, "warm cpu: 3 kernels\n")
     assert said == ["warm", "close"]
+
+
+def test_a_worker_loads_nothing_that_takes_memory_and_is_not_used() -> None:
+    program = (
+        "import sys, rpc_backend.worker; from rpc_backend.registry import load_registry; load_registry()\n"
+        "print(*{'asyncio', 'ssl', 'gguf', 'yaml', 'numba', 'llvmlite', 'jinja2', 'tokenizers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == []

@@ -23,6 +23,8 @@ from rpc_backend_numba.formats import (
     INPUT_MINUS_128_SUM,
     INPUT_NBYTES,
     INPUT_SCALE,
+    INPUT_SUMS_OF_HALVES,
+    INPUT_SUMS_OF_TWO,
     UNIT_COLUMNS,
 )
 from rpc_backend_numba.simd import helper, load, lookup_intrinsic, splat, store, vector, zero
@@ -31,7 +33,7 @@ from rpc_backend_numba.simd.byte_dots import ByteDots
 from rpc_backend_numba.simd.layer import Layer
 from rpc_backend_numba.simd.memory import emit_load, emit_store
 from rpc_backend_numba.simd.shuffles import emit_lookup
-from rpc_backend_numba.simd.tiles import tile_step_quantized, tile_store, tile_zero
+from rpc_backend_numba.simd.tiles import tile_end_block, tile_load, tile_step_quantized, tile_store, tile_zero
 from rpc_backend_numba.simd.words import load_words
 
 NAMES = [name for name, needs in targets._NEEDS.items() if all(targets.cpu_features().get(item) for item in needs)]
@@ -121,7 +123,7 @@ def _make_step(layer: Layer, form_name: str, n_columns: int) -> Any:
 
     @helper
     def run(weights, inputs, out):
-        group = (words(weights), splat(F32, 1.0), splat(F32, 2.0), zero(F32), zero(F32))
+        group = (words(weights), splat(F32, 1.0), splat(F32, 2.0), zero(F32))
         put(step(start(), group, inputs, unit_columns * INPUT_NBYTES), out, out_stride, n_columns)
 
     return run
@@ -196,6 +198,62 @@ def _expected(form: Any, weights: np.ndarray, columns: np.ndarray) -> np.ndarray
     return first + (2 * last if form.scale_span == 16 else last)
 
 
+def _make_end(layer: Layer, form_name: str) -> Any:
+    """Return `end(numbers, inputs, out)`: a block's minimums times four columns, added to one and put behind one."""
+    F32, form, out_stride = layer.F32, FORMATS[form_name], 4 * layer.lanes
+    add = tile_end_block(F32, 4, UNIT_COLUMNS, form, layer.target.byte_dot)
+    fetch, put = tile_load(F32, 4), tile_store(F32, 4)
+
+    @helper
+    def end(numbers, inputs, out):
+        put(add(fetch(out), fetch(out + 4 * out_stride), numbers, inputs, 0), out, out_stride, 4)
+
+    return end
+
+
+def test_minimums_of_a_block_at_the_ends(layer: Layer, compiled: Callable[[Any, int], Function]) -> None:
+    one_span, two_spans = _make_end(layer, "Q4_K"), _make_end(layer, "Q2_K")
+
+    def ends(which, numbers, inputs, out):
+        if which == 0:
+            one_span(numbers, inputs, out)
+        else:
+            two_spans(numbers, inputs, out)
+
+    run = compiled(ends, 4)
+    rng = np.random.default_rng(6)
+    for which, (largest, elements) in enumerate(((63, 32), (15, 16))):
+        shapes, limit = ((layer.lanes, 256 // elements), (4, 256 // elements)), 127 * elements
+        anything = rng.integers(0, largest + 1, shapes[0]), rng.integers(-limit, limit + 1, shapes[1])
+        for minimums, sums in ((np.full(shapes[0], largest), np.full(shapes[1], -limit)), anything):
+            out = np.full((8, layer.lanes), 3, np.float32)
+            run(which, _numbers_of(minimums), _cells_of_sums(sums), out)
+
+            expected = 3 + 0.25 * (3 - 0.5 * (sums @ minimums.T))  # float32 holds it
+            np.testing.assert_array_equal(out[:4], expected)
+
+
+def _numbers_of(minimums: np.ndarray) -> np.ndarray:
+    """What a block's `prepare` leaves: scales, [lane][minimum] as pairs of int16 with a lane per row, their factor."""
+    n = minimums.shape[1]
+    numbers = np.zeros((n + n // 2 + 1, len(minimums)), np.int32)
+    numbers[n:-1] = np.ascontiguousarray(minimums.astype(np.int16)).view(np.int32).T
+    numbers[-1] = np.float32(-0.5).view(np.int32)
+    return numbers
+
+
+def _cells_of_sums(sums: np.ndarray) -> np.ndarray:
+    """A block of cells, [group][column], of the sums [column][8 groups or 16 halves]."""
+    cells = np.zeros((8, len(sums), INPUT_NBYTES // 4), np.int32)
+    pairs = np.ascontiguousarray(sums.astype(np.int16)).view(np.int32).T
+    if len(pairs) == 4:
+        cells[::2, :, INPUT_SUMS_OF_TWO // 4] = pairs
+    else:
+        cells[:, :, INPUT_SUMS_OF_HALVES // 4] = pairs
+    cells[:, :, INPUT_SCALE // 4] = np.float32(0.25).view(np.int32)
+    return cells
+
+
 def test_lookups_of_any_place(layer: Layer, compiled: Callable[[Any, int], Function]) -> None:
     table = tuple(np.random.default_rng(3).integers(0, 256, 16).tolist())
     U8, look = vector(types.uint8, 32), lookup_intrinsic(table, layer.target.byte_shuffle)
@@ -252,7 +310,7 @@ def test_avx2_uses_the_instruction_of_avx_vnni_only_where_it_is(
     features = {**dict.fromkeys(("avx2", "f16c", "fma", "sse2"), True), **avx512, "avxvnni": has_vnni}
     monkeypatch.setattr(targets, "cpu_features", lambda: features)
     target = targets.choose_target("avx2")
-    code = _assembly(target.byte_dot, largest, "x86_64-linux-gnu", targets.machine_features(target))
+    code = _assembly(target.byte_dot, largest, "x86_64-linux-gnu", target.features)
 
     assert code.count("{vex}\tvpdpbusd") == (32 if has_vnni else 0)  # the encoding of AVX-VNNI, not of AVX-512
     assert code.count("vpdpbusd") == (32 if has_vnni else 0)

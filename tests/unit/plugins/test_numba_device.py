@@ -187,7 +187,7 @@ def test_kernels_compile_once_and_say_so(tmp_path: Path, caplog: pytest.LogCaptu
 
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0] == "compiling 1 kernels for this CPU, once: run"
-    assert messages[1].startswith("compiled 1 kernels in ")
+    assert messages[1].startswith("compiled them in ")
     caplog.clear()
     again = KernelLibrary(target, KernelCache(tmp_path)).addresses(["run"])
     assert first.keys() == again.keys()

@@ -35,7 +35,7 @@ def _lowered(kind, used, tokens, *, rows=ROWS, interleaved=False):
     return [row.codes for row in builder.rows]
 
 
-PREPARED = [["inputs.F32"], ["expert_groups"], ["expert_units.quantized"]]
+PREPARED = [["block_inputs.F32"], ["expert_groups"], ["expert_units.quantized"]]
 
 
 def test_interleaved_matrices_go_by_panels_as_they_lie():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rpc_backend.graph import Glu, Tensor, build
-from rpc_backend.graph.element_types import F32, Q8_0
+from rpc_backend.graph.element_types import F32, Q4_K, Q8_0
 from rpc_backend.hookspecs import DeviceOptions
 from rpc_backend.interfaces import HostBuffer
 from rpc_backend.registry import load_registry
@@ -48,13 +48,18 @@ def inputs(columns: int) -> list[Tensor]:
     return [x, weights, build.mul_mat(weights, x)]
 
 
+def block_inputs(columns: int) -> list[Tensor]:
+    weights, x = build.leaf(Q4_K, (512, 4)), build.leaf(F32, (512, columns))
+    return [x, weights, build.mul_mat(weights, x)]
+
+
 def chain(columns: int) -> list[Tensor]:
     x, weights = build.leaf(F32, (96, columns)), build.leaf(F32, (96,))
     norm = build.rms_norm(x, 1e-5)
     return [x, weights, norm, build.mul(norm, weights)]
 
 
-@pytest.mark.parametrize("make", [binary, gated, inputs, chain])
+@pytest.mark.parametrize("make", [binary, gated, inputs, block_inputs, chain])
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 7])
 def test_a_thread_needs_and_writes_its_parts_only(library: KernelLibrary, make: Make, columns: int) -> None:
     buffer = HostBuffer(NullDevice(), 1 << 18)

@@ -17,7 +17,7 @@ def runnable_targets():
     return [name for name, needs in targets._NEEDS.items() if all(targets.cpu_features().get(item) for item in needs)]
 
 
-ROWS, LENGTH, COLUMNS = 19, 512, 14
+ROWS, LENGTH, COLUMNS = 19, 512, 61
 F32 = element_type("F32")
 
 
@@ -51,12 +51,12 @@ def _operands(kind):
     return weights, np.random.default_rng(3).standard_normal((COLUMNS, LENGTH)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ["Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "Q2_K", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
 def test_a_column_does_not_depend_on_its_neighbours(device, name):
     kind = element_type(name)
     weights, columns = _operands(kind)
     together = _product(device, kind, weights, columns)
-    for count in (1, 2, 3, 4, 5, 9, 13):
+    for count in (1, 2, 3, 4, 5, 9, 13, 14, 47, 48, 57):
         np.testing.assert_array_equal(_product(device, kind, weights, columns[:count]), together[:count])
 
 
