@@ -39,7 +39,7 @@ named."""
 
 _TOKEN_STEP = 32
 _CELL_STEP = 32
-_MAX_GRAPHS = 48
+_MAX_GRAPHS = 128
 _SAMPLING = "sampling"
 MAX_OUTPUTS = 64
 """Most tokens of one prefill step whose logits are asked for: bounds the scratch that logits take."""

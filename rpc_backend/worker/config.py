@@ -37,7 +37,7 @@ class WorkerConfig:
     proto_minor: int = NEWEST
     max_payload_nbytes: int = 32 * MIB
     max_queued_nbytes: int = 64 * MIB
-    graphs_per_stream: int = 64
+    graphs_per_stream: int = 160
     cache_folder: Path | None = None
     cache_limit_nbytes: int | None = None
     model_folders: tuple[Path, ...] = ()
