@@ -145,23 +145,7 @@ def make_rwkv_wkv6(layer: Layer) -> Any:
                 state + 4 * size * i, out, value, k, r, load_at(_F32, first, i), load_at(_F32, decay, i), size
             )  # fmt: skip
 
-    def rwkv_wkv6(args, ith, nth):
-        size, heads, tokens, streams = (
-            extent(args, 1, 0),
-            extent(args, 1, 1),
-            extent(args, 1, 2),
-            param(args, RWKV_STREAMS),
-        )
-        per_stream = tokens // streams
-        begin, end = share(heads * streams, ith, nth)
-        for item in range(begin, end):
-            head, stream = item % heads, item // heads
-            state = address(args, 0) + 4 * (size * heads * tokens + item * size * size)
-            copy_bytes(param(args, RWKV_STATE) + 4 * item * size * size, state, 4 * size * size)
-            for token in range(stream * per_stream, (stream + 1) * per_stream):
-                one_token(args, state, address(args, 0) + 4 * (token * heads + head) * size, head, token, size)
-
-    return rwkv_wkv6
+    return _over_heads(one_token)
 
 
 def make_rwkv_wkv7(layer: Layer) -> Any:
@@ -208,13 +192,18 @@ def make_rwkv_wkv7(layer: Layer) -> Any:
             learn(row, decay, key, b, load_at(_F32, value, i), dot(row, a, size), size)
             store_at(_F32, out, i, dot(row, query, size))
 
-    def rwkv_wkv7(args, ith, nth):
-        size, heads, tokens, streams = (
-            extent(args, 1, 0),
-            extent(args, 1, 1),
-            extent(args, 1, 2),
-            param(args, RWKV_STREAMS),
-        )
+    return _over_heads(one_token)
+
+
+def _over_heads(one_token: Any) -> Any:
+    """Return the kernel that takes each head's state through the tokens of its stream; tensor 1 has the extents.
+
+    `one_token(args, state, out, head, token, size)` changes a state and writes its answer.
+    """
+
+    def rwkv(args, ith, nth):
+        size, heads, tokens = extent(args, 1, 0), extent(args, 1, 1), extent(args, 1, 2)
+        streams = param(args, RWKV_STREAMS)
         per_stream = tokens // streams
         begin, end = share(heads * streams, ith, nth)
         for item in range(begin, end):
@@ -224,4 +213,4 @@ def make_rwkv_wkv7(layer: Layer) -> Any:
             for token in range(stream * per_stream, (stream + 1) * per_stream):
                 one_token(args, state, address(args, 0) + 4 * (token * heads + head) * size, head, token, size)
 
-    return rwkv_wkv7
+    return rwkv
