@@ -18,9 +18,11 @@ from rpc_backend.graph import Graph, build, element_type
 from rpc_backend.interfaces import Device, Onward, TaskRun
 from rpc_backend.settings import Settings
 from rpc_backend.testing.workers import WorkerProcess
+from rpc_backend.worker.config import WorkerConfig
 
 F32 = element_type("F32")
 WAIT_S = 20.0
+TASKS_KEPT = WorkerConfig(()).graphs_per_stream
 
 
 @pytest.fixture
@@ -95,22 +97,25 @@ def test_a_chain_from_worker_to_worker_with_forgotten_tasks(stack):
     near, far = (start(stack)[1] for _ in range(2))
     source, target = near.devices()[0], far.devices()[0]
     assert source.can_send_to(target)
-    pairs = [(Doubler(source, n, to=target), Doubler(target, n, receives=True)) for n in range(1, 71)]
+    tasks = TASKS_KEPT + 6
+    pairs = [(Doubler(source, n, to=target), Doubler(target, n, receives=True)) for n in range(1, tasks + 1)]
     futures = []
     for round_ in range(3):
         for sender, receiver in pairs:
             ticket = os.urandom(16)
             assert sender.submit(round_ + 1, to=ticket).exception(WAIT_S) is None
             futures.append(receiver.submit(None, ticket))
-    assert [value_of(future) for future in futures] == [4.0] * 70 + [8.0] * 70 + [12.0] * 70
-    assert near.counters.snapshot()["SUBMIT_ONWARD"].calls > 210
-    assert far.counters.snapshot()["SUBMIT"].calls > 210
+    assert [value_of(future) for future in futures] == [4.0] * tasks + [8.0] * tasks + [12.0] * tasks
+    assert near.counters.snapshot()["SUBMIT_ONWARD"].calls > 3 * tasks
+    assert far.counters.snapshot()["SUBMIT"].calls > 3 * tasks
 
 
 def test_forgotten_tasks_with_several_threads(stack):
     """Four threads, each with its own tasks and plain commands, on one device."""
-    device = start(stack)[1].devices()[0]
-    stages = [[Doubler(device, 8 * thread + n + 1) for n in range(20)] for thread in range(4)]
+    connection = start(stack)[1]
+    device = connection.devices()[0]
+    each = TASKS_KEPT // 4 + 4
+    stages = [[Doubler(device, each * thread + n + 1) for n in range(each)] for thread in range(4)]
     wrong: list[object] = []
 
     def work(mine: list[Doubler], base: int) -> None:
@@ -133,6 +138,7 @@ def test_forgotten_tasks_with_several_threads(stack):
         thread.join(60)
         assert not thread.is_alive()
     assert wrong == []
+    assert connection.counters.snapshot()["SUBMIT"].calls > 4 * 4 * each
 
 
 def test_a_killed_worker_fails_what_is_under_way_and_tells_who_watches(stack):
