@@ -38,20 +38,28 @@ ROUNDS, QUICK_ROUNDS = 5, 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the tables, and write them where asked to."""
     options = _parser().parse_args(arguments)
-    started = time.perf_counter()
+    cells: list[Cell] = []
     try:
-        cells = compare(options)
+        for name in options.models:
+            cells += _measured(name, options)
     except (llamacpp.LlamaCppError, RpcBackendError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    found = list(lines(cells, time.perf_counter() - started))
     if options.json:
         print(json.dumps([cell.as_dict() for cell in cells]))
-    else:
-        print("\n".join(found))
-    if options.write:
-        write_part(PAGE, PART, found)
     return 0
+
+
+def _measured(name: str, options: argparse.Namespace) -> list[Cell]:
+    """Measure one model; print its table, and write it at once, so that a run that ends early loses only the rest."""
+    started = time.perf_counter()
+    cells = compare(name, options)
+    found = list(lines(cells, time.perf_counter() - started))
+    if not options.json:
+        print("\n".join([*found, ""]), flush=True)
+    if options.write:
+        write_part(PAGE, f"{PART} {cells[0].model}", found)
+    return cells
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,19 +71,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="TEXT", help="only workloads with this in their title")
     parser.add_argument("--host-sampling", action="store_true", help="ours gets logits back, as llama.cpp does")
     parser.add_argument("--json", action="store_true", help="print every rate as JSON")
-    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write each model's table into {PAGE.name}")
     return parser
 
 
-def compare(options: argparse.Namespace) -> list[Cell]:
-    """Measure every model. Raises LlamaCppError or RpcBackendError."""
+def compare(name: str, options: argparse.Namespace) -> list[Cell]:
+    """Measure one model. Raises LlamaCppError or RpcBackendError."""
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     workloads = [each.shortened() if options.quick else each for each in WORKLOADS if options.only in each.title]
+    path = find_model(name)
     cells: list[Cell] = []
-    for name in options.models:
-        path = find_model(name)
-        for where, group in itertools.groupby(workloads, key=lambda each: each.where):
-            cells += _compare_one(name, path, where, list(group), rounds, options)
+    for where, group in itertools.groupby(workloads, key=lambda each: each.where):
+        cells += _compare_one(name, path, where, list(group), rounds, options)
     return cells
 
 
@@ -92,43 +99,25 @@ def _compare_one(
 
 
 def lines(cells: Sequence[Cell], took_s: float) -> Iterator[str]:
-    """Yield the tables line by line."""
-    yield from section("Ours and llama.cpp, ratios of tokens per second", _ratio_rows(cells))
-    yield "Ours divided by llama.cpp: the median of the rounds' ratios, in brackets what is aimed at."
-    missed = [cell for cell in cells if cell.is_missed]
-    yield "Below that: none." if not missed else "Below that:"
-    yield ""
-    for cell in missed:
-        yield f"- {cell.model}, {cell.workload.title}: {cell.ratio:.2f} of {cell.goal:g}"
-    yield ""
-    yield from section("Ours and llama.cpp, tokens per second", _rate_rows(cells))
-    yield "Medians; decode of several sequences counts the tokens of all. Ours decodes 8 and 32 sequences in two"
+    """Yield the table of one model line by line."""
+    yield from section(f"Ours and llama.cpp, tokens per second: {cells[0].model}", _rows(cells))
+    yield "The ratio is the median of the rounds' ratios, in brackets what is aimed at; rates are medians."
+    missed = [f"{cell.workload.title}: {cell.ratio:.2f} of {cell.goal:g}" for cell in cells if cell.is_missed]
+    yield f"Below what is aimed at: {'; '.join(missed) or 'none'}."
+    yield "Decode of several sequences counts the tokens of all. Ours decodes 8 and 32 sequences in two"
     yield "pipeline groups, and draws each token where the logits are; llama.cpp gets logits back and draws none."
     yield "Prefill runs in chunks of 128 over workers, 512 in process."
     yield f"Made by `python tools/bench_vs_llamacpp.py` in {took_s:.0f} s on {machine()};"
     yield f"load average at the end {os.getloadavg()[0]:.1f}."
 
 
-def _ratio_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
-    models = list(dict.fromkeys(cell.model for cell in cells))
-    titles = list(dict.fromkeys(cell.workload.title for cell in cells))
-    found = {(cell.workload.title, cell.model): cell for cell in cells}
-    yield ["", *models]
-    for title in titles:
-        yield [title, *(_ratio_text(found[title, model]) for model in models)]
-
-
-def _ratio_text(cell: Cell) -> str:
-    goal = "" if cell.goal is None else f" ({cell.goal:g})"
-    return f"{cell.ratio:.2f}{goal}"
-
-
-def _rate_rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
-    yield ["model", "workload", "ours", "llama.cpp", "ratio", "ratios of the rounds"]
+def _rows(cells: Sequence[Cell]) -> Iterator[list[str]]:
+    yield ["workload", "ours / llama.cpp", "ratios of the rounds", "ours", "llama.cpp"]
     for cell in cells:
-        ours, theirs = (statistics.median(cell.rates[arm]) for arm in (OURS, THEIRS))
+        goal = "" if cell.goal is None else f" ({cell.goal:g})"
         spread = f"{min(cell.ratios):.2f} to {max(cell.ratios):.2f}"
-        yield [cell.model, cell.workload.title, f"{ours:.1f}", f"{theirs:.1f}", f"{cell.ratio:.2f}", spread]
+        ours, theirs = (statistics.median(cell.rates[arm]) for arm in (OURS, THEIRS))
+        yield [cell.workload.title, f"{cell.ratio:.2f}{goal}", spread, f"{ours:.1f}", f"{theirs:.1f}"]
 
 
 if __name__ == "__main__":

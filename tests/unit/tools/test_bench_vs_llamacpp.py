@@ -69,22 +69,13 @@ def test_rates_count_the_tokens_of_all_sequences(cells: ModuleType) -> None:
     assert (short.n_seqs, short.n_prompt, short.n_decode, short.title) == (8, 8, 10, decode.title)
 
 
-def test_the_tables_name_what_is_missed(bench: ModuleType, cells: ModuleType) -> None:
-    found = [
-        cell_of(cells, "demo", 0, [3.0], [2.0]),
-        cell_of(cells, "demo", 3, [14.0], [2.0]),
-        cell_of(cells, "1b-q8_0", 0, [3.0], [2.0]),
-        cell_of(cells, "1b-q8_0", 3, [3.0], [2.0]),
-    ]
+def test_the_table_names_what_is_missed(bench: ModuleType, cells: ModuleType) -> None:
+    found = [cell_of(cells, "demo", 0, [3.0], [2.0]), cell_of(cells, "demo", 3, [14.0, 13.0, 12.0], [2.0] * 3)]
     text = list(bench.lines(found, 5.0))
-    assert "| 2 workers x 1 thread: decode 1 | 1.50 (2) | 1.50 (1.3) |" in text
-    assert "| demo | 2 workers x 1 thread: prefill 512 | 14.0 | 2.0 | 7.00 | 7.00 to 7.00 |" in text
-    missed = [line for line in text if line.startswith("- ")]
-    assert missed == [
-        "- demo, 2 workers x 1 thread: decode 1: 1.50 of 2",
-        "- 1b-q8_0, 2 workers x 1 thread: prefill 512: 1.50 of 2",
-    ]
-    assert "Below that: none." in list(bench.lines(found[1:2], 5.0))
+    assert "| 2 workers x 1 thread: decode 1 | 1.50 (2) | 1.50 to 1.50 | 3.0 | 2.0 |" in text
+    assert "| 2 workers x 1 thread: prefill 512 | 6.50 (6) | 6.00 to 7.00 | 13.0 | 2.0 |" in text
+    assert "Below what is aimed at: 2 workers x 1 thread: decode 1: 1.50 of 2." in text
+    assert "Below what is aimed at: none." in list(bench.lines(found[1:], 5.0))
 
 
 def test_a_run_measures_each_place_once_per_model_and_writes_its_part(
@@ -100,12 +91,34 @@ def test_a_run_measures_each_place_once_per_model_and_writes_its_part(
     page = tmp_path / "page.md"
     monkeypatch.setattr(bench.bench_arms, "arms", arms)
     monkeypatch.setattr(bench, "PAGE", page)
-    assert bench.main(["a.gguf", "--llama-python", "py", "--quick", "--only", "decode", "--json", "--write"]) == 0
+    assert (
+        bench.main(["a.gguf", "b.gguf", "--llama-python", "py", "--quick", "--only", "decode", "--json", "--write"])
+        == 0
+    )
     workers, process = ["decode 1/16", "decode 8/8", "decode 32/6"], ["decode 1/16"]
-    assert loads == [("a.gguf", "py", workers, True), ("a.gguf", "py", process, True)]
+    assert loads == [(name, "py", each, True) for name in ("a.gguf", "b.gguf") for each in (workers, process)]
     printed = json.loads(capsys.readouterr().out)
-    assert [(each["model"], each["ratio"], each["ratios"]) for each in printed] == [("a", 2.0, [2.0] * 3)] * 4
-    assert "<!-- part: bench_vs_llamacpp -->" in page.read_text()
+    assert [(each["model"], each["ratio"], each["ratios"]) for each in printed] == [
+        (name, 2.0, [2.0] * 3) for name in "aaaabbbb"
+    ]
+    assert [line for line in page.read_text().splitlines() if "part" in line] == [
+        f"<!-- part: bench_vs_llamacpp {name} -->" for name in "ab"
+    ]
+
+
+def test_what_was_measured_before_a_failure_is_written(
+    bench: ModuleType, cells: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(name: str, options: Any) -> list[Any]:
+        if name == "b":
+            raise bench.llamacpp.LlamaCppError("b: gone")
+        return [cell_of(cells, name, 0, [3.0], [2.0])]
+
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(bench, "compare", compare)
+    monkeypatch.setattr(bench, "PAGE", page)
+    assert bench.main(["a", "b", "--llama-python", "py", "--write"]) == 1
+    assert "| 1.50 |" in page.read_text()
 
 
 def test_an_interpreter_that_is_not_there_is_one_line(
