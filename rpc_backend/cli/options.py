@@ -115,6 +115,13 @@ _MODEL = (
         show_default=True,
         help="Draw tokens on the device that has the logits, where the sampler allows it: only token ids come back.",
     ),
+    click.option(
+        "--run-ahead/--no-run-ahead",
+        default=True,
+        show_default=True,
+        help="Start a decode step before its tokens are known: the workers pass them on, if the output matrix is the "
+        "token embedding.",
+    ),
 )
 
 
@@ -147,6 +154,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         cache_type_v: str | None,
         flash_attn: bool,
         backend_sampling: bool,
+        run_ahead: bool,
         **others: Any,
     ) -> Any:
         from rpc_backend.host import ModelRequest  # heavy: not for --help
@@ -161,6 +169,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             backend_sampling=backend_sampling,
             cache_type_k=cache_type_k and cache_type_k.upper(),
             cache_type_v=cache_type_v and cache_type_v.upper(),
+            run_ahead=run_ahead,
         )
         return command(request=request, **others)
 

@@ -113,6 +113,7 @@ def load(request: ModelRequest, where: WorkersRequest) -> LLM:
             flash_attn=request.flash_attn,
             pipeline_groups=request.pipeline_groups,
             backend_sampling=request.backend_sampling,
+            run_ahead=request.run_ahead,
             threads=where.threads,
             wait_s=where.wait_s,
             transport=where.transport,

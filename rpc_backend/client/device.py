@@ -45,6 +45,7 @@ from rpc_backend.interfaces import (
 )
 from rpc_backend.protocol.commands import (
     ALLOC_BUFFER,
+    BURY_TICKETS,
     COPY_TENSOR_TO,
     DROP_TICKETS,
     GET_ALIGNMENT,
@@ -180,6 +181,15 @@ class RemoteDevice(Device):
         else:
             with suppress(ChannelError):  # with the worker, all that waits for a ticket is gone
                 self.dispatcher.post(DROP_TICKETS, Tickets(list(tickets), reason))
+
+    @property
+    def buries_tickets(self) -> bool:
+        return self.dispatcher.minor >= BURY_TICKETS.since
+
+    def bury_tickets(self, tickets: Sequence[bytes]) -> None:
+        if self.buries_tickets:
+            with suppress(ChannelError):  # with the worker, all that it kept is gone
+                self.dispatcher.post(BURY_TICKETS, Tickets(list(tickets)))
 
     def create_event(self) -> Event:
         return RemoteEvent(self.dispatcher, self._numbers)

@@ -7,8 +7,9 @@ here: who goes first (`engine`), text, or placing weights.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from rpc_backend.models import (
     padded_n_kv,
     step_arrays,
 )
-from rpc_backend.scheduler import Execution, Run, Scheduler
+from rpc_backend.scheduler import Execution, Given, Handover, Run, Scheduler
 
 Ids = npt.NDArray[np.int32]
 _DecodeKey = tuple[StepShape, tuple[tuple[int, bool], ...]]
@@ -40,20 +41,24 @@ named."""
 _TOKEN_STEP = 32
 _CELL_STEP = 32
 _MAX_GRAPHS = 128
-_SAMPLING = "sampling"
+_SAMPLING, _EMBD = "sampling", "embd"
 MAX_OUTPUTS = 64
 """Most tokens of one prefill step whose logits are asked for: bounds the scratch that logits take."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
-    """Sizes of a context: tokens per sequence, sequences, and tokens of one prefill step."""
+    """Sizes of a context: tokens per sequence, sequences, and tokens of one prefill step.
+
+    With `run_ahead` a decode step may start before the tokens that it takes are drawn.
+    """
 
     n_ctx: int
     n_seq: int
     ubatch: int
     flash_attn: bool = True
     device_sampling: bool = False
+    run_ahead: bool = False
 
     @property
     def n_cells(self) -> int:
@@ -67,7 +72,10 @@ class ContextLimits:
         prefill = StepShape(0, 1, chunk, self.n_cells, outputs, self.flash_attn)
         decode = StepShape(0, self.n_seq, 1, self.n_cells, self.n_seq, self.flash_attn)
         sampling = SamplingShape(self.n_seq, min(MAX_K, n_vocab)) if self.device_sampling else None
-        return [(prefill, None), (decode, sampling)]
+        if sampling is None or not self.run_ahead:
+            return [(prefill, None), (decode, sampling)]
+        first = replace(decode, gives_embd=True)
+        return [(prefill, None), (first, sampling), (replace(first, takes_embd=True), sampling)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,11 @@ class PendingStep:
         self._step = step
         self._run = run
         self._n_rows = n_rows
+
+    @property
+    def given(self) -> Given | None:
+        """What a step that follows takes, if the step was started to have one: the tokens it draws, looked up."""
+        return None if self._step.next_embd is None else self._run.given.get(self._step.next_embd)
 
     def wait(self) -> None:
         """Return when the step is done. Raises what went wrong in it."""
@@ -249,24 +262,63 @@ class Context:
         self._lengths[sequence] = start + len(tokens)
         return self._start(shape, arrays, n_outputs, sampling)
 
+    @cached_property
+    def can_run_ahead(self) -> bool:
+        """Whether a decode step can take its tokens from the one before, without the host."""
+        target, source = self._placement[self._cache[0].k], self._placement[self._weights["output.weight"]]
+        if not self._limits.run_ahead or not self._scheduler.can_hand_over(source, target):
+            return False
+        shape, sampling = replace(self._shape(0, 1, 1, 1, 1), gives_embd=True), SamplingShape(1, greedy=True)
+        both = [self._prepared(replace(shape, takes_embd=takes), sampling) for takes in (False, True)]
+        return all(made.execution.hands_over for made in both)
+
     def start_decode(
-        self, tokens: Mapping[int, int], sampling: DeviceSampling | None = None, span: range | None = None
+        self,
+        tokens: Mapping[int, int],
+        sampling: DeviceSampling | None = None,
+        span: range | None = None,
+        *,
+        is_followed: bool = False,
     ) -> PendingStep:
         """Start a step that appends one token to each of some sequences.
 
         It has one row for every sequence of `span` (from the first to the last named, if left out); those that are
-        not named stay as they are, and their rows mean nothing. Raises as `prefill`.
+        not named stay as they are, and their rows mean nothing. With `is_followed`, which needs `can_run_ahead` and
+        sampling, `start_following` may be called with it, else its `given` is to be discarded. Raises as `prefill`.
         """
-        for sequence in tokens:
-            self.need_room(sequence, 1)
         span = range(min(tokens), max(tokens) + 1) if span is None else span
-        key = self._decode_key(tokens, span)
+        values = np.array([tokens.get(sequence, 0) for sequence in span], np.int32)
+        return self._start_decode(tokens, span, sampling, values, is_followed=is_followed)
+
+    def start_following(
+        self, step: PendingStep, sequences: Collection[int], sampling: DeviceSampling, span: range
+    ) -> PendingStep:
+        """Start a step that appends to some sequences the tokens that `step`, of the same `span`, draws for them.
+
+        That may be under way still. The new step may be followed in its turn. Raises as `prefill`.
+        """
+        values = np.zeros(len(span), np.int32)
+        return self._start_decode(sequences, span, sampling, values, is_followed=True, after=step)
+
+    def _start_decode(
+        self,
+        sequences: Collection[int],
+        span: range,
+        sampling: DeviceSampling | None,
+        values: Ids,
+        *,
+        is_followed: bool,
+        after: PendingStep | None = None,
+    ) -> PendingStep:
+        for sequence in sequences:
+            self.need_room(sequence, 1)
+        key = self._decode_key(sequences, span)
         foreseen = self._foreseen.pop(span.start, None)
         layout = foreseen[1] if foreseen is not None and foreseen[0] == key else self._decode_layout(key)
-        values = np.array([tokens.get(sequence, 0) for sequence in span], np.int32)
-        for sequence in tokens:
+        for sequence in sequences:
             self._lengths[sequence] += 1
-        return self._start(key[0], replace(layout, tokens=values), len(span), sampling)
+        shape = replace(key[0], gives_embd=is_followed, takes_embd=after is not None)
+        return self._start(shape, replace(layout, tokens=values), len(span), sampling, after)
 
     def foresee_decode(self, sequences: Iterable[int], span: range) -> None:
         """Lay out the step that `start_decode` will be asked for next, as far as can be without its tokens.
@@ -296,22 +348,37 @@ class Context:
         return StepShape(first, n_seqs, n_tokens, n_kv, n_outputs, self._limits.flash_attn)
 
     def _start(
-        self, shape: StepShape, arrays: StepArrays, n_rows: int, sampling: DeviceSampling | None = None
+        self,
+        shape: StepShape,
+        arrays: StepArrays,
+        n_rows: int,
+        sampling: DeviceSampling | None = None,
+        after: PendingStep | None = None,
     ) -> PendingStep:
         made = self._prepared(shape, None if sampling is None else sampling.shape)
-        inputs = {tensor: getattr(arrays, name) for name, tensor in made.inputs.items() if name != _SAMPLING}
+        inputs = {
+            tensor: getattr(arrays, name) for name, tensor in made.inputs.items() if name not in (_SAMPLING, _EMBD)
+        }
         if _SAMPLING in made.inputs:
             assert sampling is not None, "only a step with sampling has this input"
             assert sampling.values is not None, "the shape of a greedy step has no such input"
             inputs[made.inputs[_SAMPLING]] = sampling.values
-        return PendingStep(made.step, made.execution.start(inputs), n_rows)
+        taken: dict[Tensor, Given] = {}
+        if after is not None:
+            assert after.given is not None, "a step is followed that was started to be"
+            taken[made.inputs[_EMBD]] = after.given
+        return PendingStep(made.step, made.execution.start(inputs, taken), n_rows)
 
     def _prepared(self, shape: StepShape, sampling: SamplingShape | None) -> _Prepared:
         key = shape, sampling
         found = self._graphs.get(key)
         if found is None:
             step = build_step(self._model, self._weights, self._cache, shape, sampling)
-            execution = self._scheduler.prepare(step.graph, self._placement, step.outputs)
+            handover = Handover(
+                {} if step.next_embd is None else {step.next_embd: self._placement[self._cache[0].k]},
+                (step.inputs.embd,) if shape.takes_embd else (),
+            )
+            execution = self._scheduler.prepare(step.graph, self._placement, step.outputs, handover)
             found = self._graphs[key] = _Prepared(step, execution, step.used_inputs())
             while len(self._graphs) > _MAX_GRAPHS:
                 _, oldest = self._graphs.popitem(last=False)

@@ -3,9 +3,13 @@
 Belongs here: who runs next. Must not be here: graphs and devices (`context`), or the state of one generation
 (`generation`).
 
-The sequences are divided into `pipeline_groups` runs of neighbours. Each group has one decode step under way at most,
+The sequences are divided into `pipeline_groups` runs of neighbours. Each group has one decode step at work at most,
 so that with as many groups as stages every stage works all the time. A new generation prefills its sequence in chunks
 beside the decode steps of others, and then joins its group's next step.
+
+Where devices pass tokens on themselves, a group's next step starts before the host has seen the tokens of the last, and
+waits for these at its first device. A generation that turns out to have ended is in one step too many, whose row for it
+means nothing. While prompts are on their way nothing runs ahead: they have work for devices that would wait.
 """
 
 from __future__ import annotations
@@ -80,6 +84,15 @@ class _Under:
     first: int
     is_prefill: bool
     is_sampled: bool
+
+    def has(self, members: dict[int, Job]) -> bool:
+        """Whether it is a step of these very generations."""
+        return len(members) == len(self.members) and all(self.members.get(key) is job for key, job in members.items())
+
+    def discard_given(self) -> None:
+        """No step follows this one."""
+        if self.step.given is not None:
+            self.step.given.discard()
 
 
 class Engine:
@@ -165,6 +178,8 @@ class Engine:
             self._start_prefills()
             for group in self._groups:
                 self._start_decode(group)
+            for group in self._groups:
+                self._start_following(group)
             return self._finish(self._under.popleft()) if self._under else []
         except BaseException:
             self._drop_all()
@@ -211,8 +226,37 @@ class Engine:
         tokens = {sequence: job.tokens[-1] for sequence, job in group.live.items()}
         span = group.span()
         sampling = self._sampling([group.live.get(sequence) for sequence in span])
-        step = self._context.start_decode(tokens, sampling, span)
+        is_followed = sampling is not None and self._goes_on(group, 1, 2) and self._context.can_run_ahead
+        step = self._context.start_decode(tokens, sampling, span, is_followed=is_followed)
         self._under.append(_Under(step, group, dict(group.live), span.start, False, sampling is not None))
+
+    def _start_following(self, group: _Group) -> None:
+        """Start the step after a group's last one, if that can be followed and all its generations go on.
+
+        Groups take turns: a step that waits at its first device keeps those after it waiting.
+        """
+        last = next((under for under in reversed(self._under) if under.group is group), None)
+        if last is None or last.step.given is None or not last.step.given.is_open:
+            return
+        n_under = sum(under.group is group for under in self._under)
+        is_turn = self._under[-1].group is not group or not any(each.live for each in self._groups if each is not group)
+        if n_under > 1 or not is_turn or not last.has(group.live) or not self._goes_on(group, n_under, 1):
+            return
+        span = group.span()
+        sampling = self._sampling([group.live.get(sequence) for sequence in span])
+        assert sampling is not None, "the step before was sampled, by the same parameters"
+        step = self._context.start_following(last.step, group.live, sampling, span)
+        self._under.append(_Under(step, group, dict(group.live), span.start, False, True))
+
+    def _goes_on(self, group: _Group, n_under: int, n_tokens: int) -> bool:
+        """Whether all of a group's generations want a step after `n_under` more, and have room for `n_tokens`, as far
+        as is known; never while a prompt is on its way."""
+        return not self.is_prefilling and all(
+            job.stop_reason is None
+            and len(job.tokens) + n_under < job.max_tokens
+            and self._context.room(sequence) >= n_tokens
+            for sequence, job in group.live.items()
+        )
 
     def _sampling(self, jobs: Sequence[Job | None]) -> DeviceSampling | None:
         if not self._device_sampling:
@@ -227,7 +271,8 @@ class Engine:
         After a prefill `advance` starts the next one: who waits for the end of all prompts sees no step under way.
         """
         group = under.group
-        if not under.is_prefill and group.live and not under.step.is_done_within(_QUIET_S):
+        is_last = not any(later.group is group for later in self._under)
+        if is_last and not under.is_prefill and group.live and not under.step.is_done_within(_QUIET_S):
             self._context.foresee_decode(group.live, group.span())
         under.step.wait()
         if not under.members:
@@ -236,13 +281,16 @@ class Engine:
         draw = _take if under.is_sampled else _accept
         draw(under.step, [(job, sequence - under.first) for sequence, job in drawn.items()])
         for sequence, job in drawn.items():
-            job.end_if_full(self._context.room(sequence))
+            n_later = sum(later.members.get(sequence) is job for later in self._under)
+            job.end_if_full(self._context.room(sequence) + n_later)
         if under.is_prefill:
             under.group.live.update(under.members)
         by_text = [job for job in drawn.values() if job.ends_by_text]
         pieces = [(job, piece) for job in by_text for piece in job.read()]
+        under.discard_given()
         if not under.is_prefill:
-            self._start_decode(under.group)
+            self._start_decode(group)
+            self._start_following(group)
         rest = [job for job in drawn.values() if not job.ends_by_text]
         return pieces + [(job, piece) for job in rest for piece in job.read()]
 
@@ -251,6 +299,7 @@ class Engine:
         for under in self._under:
             with suppress(RpcBackendError):
                 under.step.wait()
+            under.discard_given()
         self._under.clear()
         self._prefills.clear()
         self._waiting.clear()

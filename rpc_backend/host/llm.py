@@ -45,7 +45,9 @@ class ModelRequest:
     """What to load and how: the arguments of `LLM` that concern the model.
 
     `split` is the text form of `scheduler.parse_split`; `n_ctx` None is the model's own length, at most 2048.
-    `cache_type_k` and `cache_type_v` are the element types of cached keys and values, `kv_type` where left out.
+    `cache_type_k` and `cache_type_v` are the element types of cached keys and values, `kv_type` where left out. With
+    `run_ahead` a decode step starts before the host has seen the tokens that it takes, where the workers can pass them
+    on themselves.
     """
 
     model: str | Path = "demo"
@@ -59,6 +61,7 @@ class ModelRequest:
     backend_sampling: bool = True
     cache_type_k: str | None = None
     cache_type_v: str | None = None
+    run_ahead: bool = True
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_seq", "ubatch", "pipeline_groups"):
@@ -91,7 +94,10 @@ class ModelRequest:
         n_ctx = min(DEFAULT_N_CTX, trained) if self.n_ctx is None else self.n_ctx
         if n_ctx > trained:
             raise ConfigError(f"a context of {n_ctx} is above the {trained} tokens this model was trained for")
-        return ContextLimits(n_ctx, self.n_seq, min(self.ubatch, n_ctx), self.flash_attn, self.backend_sampling)
+        run_ahead = self.run_ahead and self.backend_sampling and model.is_tied
+        return ContextLimits(
+            n_ctx, self.n_seq, min(self.ubatch, n_ctx), self.flash_attn, self.backend_sampling, run_ahead
+        )
 
 
 class LLM:
@@ -120,6 +126,7 @@ class LLM:
         backend_sampling: bool = True,
         cache_type_k: str | None = None,
         cache_type_v: str | None = None,
+        run_ahead: bool = True,
         threads: int = 0,
         wait_s: float = 0.0,
         transport: str | None = None,
@@ -129,7 +136,7 @@ class LLM:
         started = time.perf_counter()
         request = ModelRequest(
             model, split, n_ctx, n_seq, ubatch, kv_type, flash_attn, pipeline_groups, backend_sampling,
-            cache_type_k, cache_type_v,
+            cache_type_k, cache_type_v, run_ahead,
         )  # fmt: skip
         where = WorkersRequest(workers, device, threads, wait_s, transport)
         with ExitStack() as stack:

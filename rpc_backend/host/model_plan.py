@@ -105,5 +105,5 @@ class _Leaves:
         """Return the scratch that each device needs for the largest steps."""
         shapes = self.limits.largest_steps(self.model.hparams.n_vocab)
         steps = [build_step(self.model, self.weights, self.cache, shape, sampling) for shape, sampling in shapes]
-        plans = [self.scheduler.plan_memory(step.graph, placement, step.outputs) for step in steps]
+        plans = [self.scheduler.plan_memory(step.graph, placement, step.kept) for step in steps]
         return [max(sizes) for sizes in zip(*plans, strict=True)]

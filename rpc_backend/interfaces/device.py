@@ -316,6 +316,17 @@ class Device(ABC):
         Returns at once and never raises. A ticket that was used, or that nobody waits for, is no error. Optional.
         """
 
+    @property
+    def buries_tickets(self) -> bool:
+        """Whether `bury_tickets` does what it says. Optional; the default does not."""
+        return False
+
+    def bury_tickets(self, tickets: Sequence[bytes]) -> None:
+        """Keep nothing that came or comes under these tickets: no task will ask for it.
+
+        Returns at once and never raises. Optional.
+        """
+
     def create_event(self) -> Event:
         """Return a new event, passed as long as no stream records it."""
         return Event()

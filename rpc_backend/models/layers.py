@@ -47,9 +47,15 @@ class LayerBuilder:
         """Products of one input, which a graph had better compute one after the other: a device can join them."""
 
     def embed(self, factor: float = 1.0) -> Tensor:
-        """Look up the tokens, times a factor: [n_embd, n_total]."""
-        found = _named(build.get_rows(self._weights["token_embd.weight"], self.inputs.tokens), "embd")
+        """Look up the tokens, unless the step before did, times a factor: [n_embd, n_total]."""
+        found = self.inputs.embd
+        if not self.shape.takes_embd:
+            found = _named(build.get_rows(self._weights["token_embd.weight"], self.inputs.tokens), "embd")
         return self.scaled(found, factor, "embd_scaled")
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Look up the tokens of the next step where the output matrix is, which is the embedding too: [n_embd, n]."""
+        return _named(build.get_rows(self._weights["output.weight"], tokens), "next_embd")
 
     def weight(self, name: str) -> Tensor:
         """Return a weight as it is."""

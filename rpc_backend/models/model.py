@@ -22,6 +22,13 @@ class Model:
     architecture: Architecture
     weights: tuple[Weight, ...]
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output matrix is the token embedding."""
+        named = {weight.name: weight for weight in self.weights}
+        output, embedding = named["output.weight"], named["token_embd.weight"]
+        return output.data is embedding.data
+
 
 def load_model(file: GgufFile) -> Model:
     """Match a file against its architecture; no tensor byte is read.

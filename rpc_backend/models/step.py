@@ -24,7 +24,8 @@ class Step:
 
     Shapes: logits F32 [n_vocab, n_outputs]; None where no token's logits are asked, as in all but the last
     chunk of a prompt, and the graph then ends with the last layer's cache. With `sampling` the graph ends with the
-    tokens chosen from the logits, which are not read.
+    tokens chosen from the logits, which are not read. next_embd F32 [n_embd, n_outputs], those tokens looked up, if the
+    shape gives it.
     """
 
     shape: StepShape
@@ -32,6 +33,7 @@ class Step:
     logits: Tensor | None
     graph: Graph
     sampling: SamplingStep | None = None
+    next_embd: Tensor | None = None
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -40,8 +42,13 @@ class Step:
             return self.sampling.outputs
         return [] if self.logits is None else [self.logits]
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """The outputs, and what is handed over."""
+        return [*self.outputs, *([] if self.next_embd is None else [self.next_embd])]
+
     def used_inputs(self) -> dict[str, Tensor]:
-        """Return the inputs that the graph reads, by field name: the ones to place and to write.
+        """Return the inputs that the graph reads, by field name: the ones to place and to write, or to take.
 
         The one of `sampling_values` is called "sampling".
         """
@@ -76,12 +83,16 @@ def build_step(
         raise GraphError(f"the weight {missing} of the model is not among those given")
     if sampling is not None and sampling.n_rows != shape.n_outputs:
         raise GraphError(f"{shape} has not the logits of {sampling.n_rows} rows to sample from")
+    if sampling is None and shape.gives_embd:
+        raise GraphError(f"{shape} draws no tokens that it could look up; give it a sampling")
     inputs = StepInputs.of_shape(shape, model.hparams)
     layers = LayerBuilder(model.hparams, weights, cache, shape, inputs)
     result = model.architecture.build(layers)
     if sampling is not None:
-        step = build_sampling(result, sampling)
-        return Step(shape, inputs, result, _graph(layers, step.outputs), step)
+        drawn = build_sampling(result, sampling)
+        next_embd = layers.look_up(drawn.tokens) if shape.gives_embd else None
+        outputs = drawn.outputs if next_embd is None else [*drawn.outputs, next_embd]
+        return Step(shape, inputs, result, _graph(layers, outputs), drawn, next_embd)
     if shape.n_outputs:
         return Step(shape, inputs, result, _graph(layers, [result]))
     return Step(shape, inputs, None, _graph(layers, layers.last_stored))

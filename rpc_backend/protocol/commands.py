@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from rpc_backend.protocol import records as r
 
 MAJOR = 1
-MINOR = 4
+MINOR = 5
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -143,5 +143,7 @@ PEER_CONNECT = Command(
     since=3,
 )
 PEER_JOIN = Command(78, "PEER_JOIN", r.PeerJoin, r.PeerProof, _C, "Show that both workers know a secret.", since=3)
+
+BURY_TICKETS = Command(79, "BURY_TICKETS", r.Tickets, None, _C, "Say that no task will take some tickets.", since=5)
 
 COMMANDS: dict[int, Command] = {row.code: row for row in list(globals().values()) if isinstance(row, Command)}

@@ -263,10 +263,10 @@ class PeerFail:
 
 @dataclass(frozen=True, slots=True)
 class Tickets:
-    """Tickets that nobody will serve; `reason` is for the error of the tasks that wait for them."""
+    """Tickets that nobody will serve, or take; `reason` is for the error of the tasks that wait for them."""
 
     tickets: list[bytes]
-    reason: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from rpc_backend.graph import Tensor
 from rpc_backend.interfaces import TICKET_NBYTES, Task, TaskRun
+from rpc_backend.scheduler.handover import Given
 from rpc_backend.scheduler.run import Run
 from rpc_backend.scheduler.visits import Itinerary
+
+NOTHING_TAKEN: Mapping[Tensor, Given] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,26 +38,35 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """The stages of a graph, and where its outputs are read, as in `Itinerary`. `names` are all its outputs."""
+    """The stages of a graph; where its outputs are read, and what is handed over, as in `Itinerary`.
+
+    `names` are all outputs that are read.
+    """
 
     stages: tuple[Stage, ...]
     names: tuple[Tensor, ...]
     outputs: Mapping[Tensor, tuple[int, int]]
     n_tickets: int
     overlaps: bool
+    gives: Mapping[Tensor, tuple[int, int]]
+    takes: Mapping[Tensor, tuple[int, int]]
 
 
 class Passage:
     """One run on its way through a chain. What changes is guarded by the lock of the pipeline."""
 
-    def __init__(self, chain: Chain, values: Sequence[memoryview], run: Run) -> None:
-        """`values` are the bytes of the inputs, owned by the passage."""
+    def __init__(
+        self, chain: Chain, values: Sequence[memoryview], run: Run, taken: Mapping[Tensor, Given] = NOTHING_TAKEN
+    ) -> None:
+        """`values` are the bytes of the inputs, owned by the passage; a tensor that is taken has none."""
         count = len(chain.stages)
         self.chain = chain
         self.run = run
         self.values = values
         secret = secrets.token_bytes(TICKET_NBYTES * chain.n_tickets)
         self.tickets = [secret[start : start + TICKET_NBYTES] for start in range(0, len(secret), TICKET_NBYTES)]
+        for tensor, given in taken.items():
+            self.tickets[chain.takes[tensor][1]] = given.take()
         self.results: list[Sequence[memoryview] | None] = [None] * count
         self.n_awaited = [stage.n_awaited for stage in chain.stages]
         self.n_open = count
@@ -90,8 +102,11 @@ class Passage:
         return found
 
 
-def chain_of(itinerary: Itinerary, tasks: Sequence[Task], names: tuple[Tensor, ...]) -> Chain:
-    """Join visits with the tasks that make them; a task writes inputs first, then what is carried."""
+def chain_of(itinerary: Itinerary, tasks: Sequence[Task], outputs: Sequence[Tensor]) -> Chain:
+    """Join visits with the tasks that make them; a task writes inputs first, then what is carried.
+
+    `outputs` are those of the plan, in its order.
+    """
     sources = [{source for _, source, _ in visit.carried} for visit in itinerary.visits]
     stages = tuple(
         Stage(
@@ -106,4 +121,12 @@ def chain_of(itinerary: Itinerary, tasks: Sequence[Task], names: tuple[Tensor, .
         )
         for index, (visit, task) in enumerate(zip(itinerary.visits, tasks, strict=True))
     )
-    return Chain(stages, names, itinerary.outputs, itinerary.n_tickets, itinerary.overlaps)
+    return Chain(
+        stages,
+        tuple(tensor for tensor in outputs if tensor not in itinerary.gives),
+        itinerary.outputs,
+        itinerary.n_tickets,
+        itinerary.overlaps,
+        itinerary.gives,
+        itinerary.takes,
+    )

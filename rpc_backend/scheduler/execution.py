@@ -13,12 +13,16 @@ import numpy.typing as npt
 
 from rpc_backend.errors import DeviceError, GraphError, RpcBackendError
 from rpc_backend.graph import Tensor
+from rpc_backend.scheduler.chain import NOTHING_TAKEN, Chain
+from rpc_backend.scheduler.handover import NO_HANDOVER, Given, Handover
 from rpc_backend.scheduler.materialize import Materialization
 from rpc_backend.scheduler.plan import GraphPlan
 from rpc_backend.scheduler.run import Run
 from rpc_backend.scheduler.steps import Read, Step, Write, perform, perform_all, recover
 from rpc_backend.scheduler.values import Bytes, check_array, check_readable, empty_array, names
 from rpc_backend.scheduler.workspace import Workspace
+
+_NOTHING = memoryview(b"")
 
 
 class Execution:
@@ -29,9 +33,10 @@ class Execution:
     from run to run, and outputs can be read until something else runs.
     """
 
-    def __init__(self, plan: GraphPlan, workspace: Workspace) -> None:
+    def __init__(self, plan: GraphPlan, workspace: Workspace, handover: Handover) -> None:
         self.plan = plan
         self._workspace = workspace
+        self._handover = handover
         self._inputs: dict[Tensor, Bytes] = {
             item.tensor: np.zeros(item.tensor.nbytes, np.uint8) for item in plan.inputs
         }
@@ -45,7 +50,12 @@ class Execution:
         self._made = self._materialize()
         workspace.users[self] = None
 
-    def start(self, inputs: Mapping[Tensor, npt.NDArray[Any]]) -> Run:
+    @property
+    def hands_over(self) -> bool:
+        """Whether runs can give and take what they were prepared to; if not, `start` refuses."""
+        return self._made.chain is not None
+
+    def start(self, inputs: Mapping[Tensor, npt.NDArray[Any]], taken: Mapping[Tensor, Given] = NOTHING_TAKEN) -> Run:
         """Start a run with these inputs, all of them, and return at once; the values are copied.
 
         On each device runs take their turns in the order of their starts, so a later run finds what an earlier one
@@ -53,11 +63,14 @@ class Execution:
         it, and those after it for it. With a synchronous scheduler, or a plan that needs something of a device
         that it did not visit before, the run is done on return.
 
+        `taken` has, for each tensor that a run takes, what an earlier run gave; that run need not be done.
+
         Not for callbacks of a run's future, as it may wait. What goes wrong in the run is raised by the `Run`.
 
         Shapes: as `set_input`.
         Raises:
-            GraphError: an input is missing, unknown, or of other element type or size.
+            GraphError: an input is missing, unknown, or of other element type or size; what is taken is not what the
+                graph takes, or the graph cannot hand over.
             DeadlineError: runs to wait for are not done in time.
         """
         self._check_open()
@@ -65,9 +78,12 @@ class Execution:
         self._refresh()
         chain = self._made.chain
         if chain is None:
+            if self._handover != NO_HANDOVER:
+                raise GraphError("this graph cannot hand over tensors: it runs step by step on these devices")
             return self._run_now(values)
+        _check_taken(chain, taken)
         self._workspace.owner = None
-        return self._workspace.pipeline.start(chain, values)
+        return self._workspace.pipeline.start(chain, values, taken)
 
     def set_input(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
         """Give an input its values for the calls of `run` to come; they are copied.
@@ -194,15 +210,18 @@ class Execution:
         """Return the bytes of all inputs, in the plan's order, copied."""
         values: list[memoryview] = []
         for tensor, dtype, nbytes in self._takes:
+            if tensor in self._handover.takes:
+                values.append(_NOTHING)
+                continue
             array = inputs.get(tensor)
             if array is None:
-                missing = [tensor for tensor in self._inputs if tensor not in inputs]
+                missing = [tensor for tensor in self._inputs if tensor not in (*inputs, *self._handover.takes)]
                 raise GraphError(f"inputs are missing: {names(missing)}")
             if array.nbytes != nbytes or array.dtype != dtype:
                 check_array(tensor, array)
             values.append(memoryview(array.tobytes()))
-        if len(inputs) != len(values):
-            unknown = [tensor for tensor in inputs if tensor not in self._inputs]
+        if len(inputs) + len(self._handover.takes) != len(values):
+            unknown = [tensor for tensor in inputs if tensor not in self._inputs or tensor in self._handover.takes]
             raise GraphError(f"{names(unknown)}: no input of this graph; inputs: {names(self._inputs)}")
         return values
 
@@ -214,9 +233,21 @@ class Execution:
 
     def _materialize(self) -> Materialization:
         self._workspace.reserve(self.plan.compute_nbytes)
-        return Materialization(self.plan, self._workspace)
+        return Materialization(self.plan, self._workspace, self._handover)
 
     def _check_open(self) -> None:
         self._workspace.check_open()
         if self._closed:
             raise DeviceError("the execution is closed")
+
+
+def _check_taken(chain: Chain, taken: Mapping[Tensor, Given]) -> None:
+    if taken.keys() != chain.takes.keys():
+        raise GraphError(f"the run takes {names(chain.takes)} of an earlier one, not {names(taken)}")
+    for tensor, given in taken.items():
+        if given.device_index != chain.takes[tensor][0] or not given.is_open:
+            raise GraphError(
+                f"{given.tensor} was given to another device, or is taken or discarded: {tensor} is not it"
+            )
+        if (given.tensor.type, given.tensor.ne) != (tensor.type, tensor.ne):
+            raise GraphError(f"{given.tensor} was given, which does not fit {tensor}")

@@ -14,6 +14,7 @@ from rpc_backend.errors import GraphError
 from rpc_backend.graph import Graph, Tensor
 from rpc_backend.interfaces import Device
 from rpc_backend.scheduler.execution import Execution
+from rpc_backend.scheduler.handover import NO_HANDOVER, Handover
 from rpc_backend.scheduler.plan import DeviceFacts, GraphPlan, plan_graph
 from rpc_backend.scheduler.plan.records import root_of
 from rpc_backend.scheduler.workspace import Workspace
@@ -65,19 +66,32 @@ class Scheduler:
         """
         self._workspace.reserve(needed.compute_nbytes if isinstance(needed, GraphPlan) else needed)
 
+    def can_hand_over(self, source: int, target: int) -> bool:
+        """Whether a run can give a tensor on device `source` to a later run that begins on device `target`."""
+        return (
+            not self._workspace.is_synchronous
+            and self._workspace.can_send(source, target)
+            and (self.devices[target].buries_tickets)
+        )
+
     def prepare(
-        self, graph: Graph, placement: Mapping[Tensor, int] | None = None, outputs: Sequence[Tensor] = ()
+        self,
+        graph: Graph,
+        placement: Mapping[Tensor, int] | None = None,
+        outputs: Sequence[Tensor] = (),
+        handover: Handover = NO_HANDOVER,
     ) -> Execution:
         """Plan and compile a graph, to run many times. The graph itself is not changed.
 
-        The execution holds compiled plans on the devices until it or the scheduler is closed.
+        The execution holds compiled plans on the devices until it or the scheduler is closed. What `handover` gives
+        and takes is no output and no input any more; see `Execution.hands_over`.
 
         Raises:
             PlanError, GraphError, UnsupportedOpError, OutOfMemoryError: as `plan_graph`; GraphError also if a
                 placed leaf has no memory or lies on another device.
         """
         self._workspace.check_open()
-        return Execution(self.plan(graph, placement, outputs), self._workspace)
+        return Execution(self.plan(graph, placement, [*outputs, *handover.gives]), self._workspace, handover)
 
     def close(self) -> None:
         """Fail the runs under way; close all executions, buffers and streams. A second call does nothing."""

@@ -14,6 +14,7 @@ from rpc_backend.errors import GraphError
 from rpc_backend.graph import Graph, Tensor
 from rpc_backend.interfaces import Onward, Task
 from rpc_backend.scheduler.chain import Chain, chain_of
+from rpc_backend.scheduler.handover import Handover
 from rpc_backend.scheduler.plan import GraphPlan, Slot, Split
 from rpc_backend.scheduler.plan.records import bare_leaf, root_of
 from rpc_backend.scheduler.steps import Compute, Step, Transfer
@@ -33,7 +34,7 @@ class Materialization:
         UnsupportedOpError: from a device's compiler.
     """
 
-    def __init__(self, plan: GraphPlan, workspace: Workspace) -> None:
+    def __init__(self, plan: GraphPlan, workspace: Workspace, handover: Handover) -> None:
         self._plan = plan
         self._workspace = workspace
         self._in_slots: dict[Slot, Tensor] = {}
@@ -47,7 +48,7 @@ class Materialization:
                 for slot in item.slots:
                     placed = self._local[item.tensor, slot.device] = self._in_slot(slot)
                     self.writes.setdefault(item.tensor, []).append((slot.device, placed))
-            itinerary = None if workspace.is_synchronous else plan_visits(plan, workspace.can_send)
+            itinerary = None if workspace.is_synchronous else plan_visits(plan, workspace.can_send, handover)
             visits = [Visit(split) for split in plan.splits] if itinerary is None else itinerary.visits
             tasks = [self._add_split(visit) for visit in visits]
             if itinerary is not None:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 from rpc_backend.errors import DeadlineError, DeviceError, ErrorContext, RpcBackendError
+from rpc_backend.graph import Tensor
 from rpc_backend.interfaces import Device, QueuedStream, Stream, Task, TaskRun
-from rpc_backend.scheduler.chain import Chain, Passage
+from rpc_backend.scheduler.chain import NOTHING_TAKEN, Chain, Passage
+from rpc_backend.scheduler.handover import Given
 from rpc_backend.scheduler.run import Run
 
 
@@ -58,15 +60,19 @@ class Pipeline:
         for index, stream in enumerate(streams):
             stream.on_failure(partial(self._device_failed, index))
 
-    def start(self, chain: Chain, values: Sequence[memoryview]) -> Run:
+    def start(self, chain: Chain, values: Sequence[memoryview], taken: Mapping[Tensor, Given] = NOTHING_TAKEN) -> Run:
         """Start a run and return at once, unless it or one before needs all devices for itself; then when those
         before are done.
+
+        A run takes its place on every device now, so one that takes a tensor keeps those after it waiting for that.
 
         Raises:
             DeadlineError: they are not done in time.
         """
         run = Run(chain.names, self.timeout_s, lambda: self._where([passage]))
-        passage = Passage(chain, values, run)
+        passage = Passage(chain, values, run, taken)
+        for tensor, (device, ticket) in chain.gives.items():
+            run.given[tensor] = Given(tensor, device, self._lanes[device].device, passage.tickets[ticket])
         with self._changed:
             if self._is_taken or not chain.overlaps:
                 self._wait_idle()
@@ -208,6 +214,8 @@ class Pipeline:
             if stage.receive_tickets and result is None:
                 tickets = [passage.tickets[number] for number in stage.receive_tickets]
                 self._lanes[stage.device].device.drop_tickets(tickets, reason)
+        for given in passage.run.given.values():
+            given.fail(reason)
 
     def _is_last(self, passage: Passage) -> bool:
         """Note that a stage is over, in whatever way; say whether it was the last."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from rpc_backend.errors import DeadlineError, ErrorContext, GraphError
 from rpc_backend.graph import Tensor
+from rpc_backend.scheduler.handover import Given
 from rpc_backend.scheduler.values import as_array, check_readable, names
 
 Outputs = Mapping[Tensor, memoryview]
@@ -24,7 +25,8 @@ class Run:
     """A run that was started, and its outputs when it is done. Any thread may use it.
 
     `future` is done when every device is, or fails with the first error. It cannot be cancelled. Its callbacks run on
-    whatever thread brought the end and must not block.
+    whatever thread brought the end and must not block. `given` is what the run gives to a later one: it can be taken
+    at once, or else is to be discarded.
     """
 
     def __init__(self, outputs: tuple[Tensor, ...], timeout_s: float, where: Callable[[], str]) -> None:
@@ -35,6 +37,7 @@ class Run:
         self._timeout_s = timeout_s
         self._where: Callable[[], str] | None = where
         self._outputs: Outputs = {}
+        self.given: dict[Tensor, Given] = {}
 
     @property
     def is_done(self) -> bool:

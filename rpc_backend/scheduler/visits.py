@@ -4,6 +4,7 @@ Belongs here: a pure function of a plan. Must not be here: devices, memory, or h
 
 A copy between devices has two ways. Carried: the visit at its source gives the bytes to the host, which gives them to
 the visit at its target. Direct: the source's device sends them to the target's, which recognises them by a ticket.
+What a run hands over to a later one always goes that way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rpc_backend.graph import Tensor
+from rpc_backend.scheduler.handover import NO_HANDOVER, Handover
 from rpc_backend.scheduler.plan import Copy, GraphPlan, Slot, Split
 from rpc_backend.scheduler.plan.records import root_of
 
@@ -43,54 +45,78 @@ class Itinerary:
     """The visits of a plan in order; `outputs` says for each which visit reads it, and at which position.
 
     `overlaps` says that no device is visited twice, so that other runs may use the compute buffers between the visits.
+    `gives` and `takes` are the (device, ticket) at which a tensor of another run is handed over.
     """
 
     visits: list[Visit]
-    outputs: dict[Tensor, tuple[int, int]]
-    n_tickets: int
-    overlaps: bool
+    outputs: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
+    n_tickets: int = 0
+    overlaps: bool = True
+    gives: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
+    takes: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
+
+    def add_ticket(self) -> int:
+        """Return the number of one more ticket."""
+        self.n_tickets += 1
+        return self.n_tickets - 1
 
 
-def plan_visits(plan: GraphPlan, sends: Callable[[int, int], bool]) -> Itinerary | None:
+def plan_visits(
+    plan: GraphPlan, sends: Callable[[int, int], bool], handover: Handover = NO_HANDOVER
+) -> Itinerary | None:
     """Return the visits that a plan takes; `sends` says whether one device can send to another.
 
     What a later visit or the user needs is read at the end of the last visit before, as it would be if all was done
-    in order. None = something is needed of a device that was not visited before: the plan runs step by step only.
-    An output with gaps between its elements is left out.
+    in order. None = something is needed of a device that was not visited before, or something to hand over has no way:
+    the plan runs step by step only. An output with gaps between its elements is left out, one that is given is not
+    read.
     """
-    visits = [Visit(split) for split in plan.splits]
+    itinerary = Itinerary([Visit(split) for split in plan.splits])
     latest: dict[int, int] = {}
-    n_tickets = 0
-    for index, visit in enumerate(visits):
+    for index, visit in enumerate(itinerary.visits):
         device = visit.split.device
         if device not in latest:
-            visit.inputs = [
-                (position, slot)
-                for position, item in enumerate(plan.inputs)
-                for slot in item.slots
-                if slot.device == device
-            ]
+            _enter(itinerary, visit, plan, handover)
         for copy in visit.split.copies:
             source = latest.get(copy.source_device)
             if source is None:
                 return None
-            n_tickets += _join(visits, source, index, copy, n_tickets if sends(copy.source_device, device) else None)
+            _join(itinerary, source, index, copy, is_direct=sends(copy.source_device, device))
         latest[device] = index
-    outputs: dict[Tensor, tuple[int, int]] = {}
+    itinerary.overlaps = len(latest) == len(itinerary.visits)
     for tensor in plan.outputs:
-        last = latest.get(plan.homes[root_of(tensor)])
-        if last is None:
+        home = plan.homes[root_of(tensor)]
+        last, target = latest.get(home), handover.gives.get(tensor)
+        if last is None or (target is not None and not sends(home, target)):
             return None
-        if tensor.is_contiguous:
-            outputs[tensor] = last, visits[last].read(tensor)
-    return Itinerary(visits, outputs, n_tickets, overlaps=len(latest) == len(visits))
+        visit = itinerary.visits[last]
+        if target is not None:
+            itinerary.gives[tensor] = target, itinerary.add_ticket()
+            visit.onward.append((tensor, *itinerary.gives[tensor]))
+        elif tensor.is_contiguous:
+            itinerary.outputs[tensor] = last, visit.read(tensor)
+    return itinerary if set(itinerary.takes) == set(handover.takes) else None
 
 
-def _join(visits: list[Visit], source: int, target: int, copy: Copy, ticket: int | None) -> int:
-    """Add a copy to the visits at its ends; return how many tickets it took."""
-    if ticket is None:
-        visits[target].carried.append((copy.slot, source, visits[source].read(copy.tensor)))
-        return 0
-    visits[source].onward.append((copy.tensor, copy.slot.device, ticket))
-    visits[target].received.append((copy.slot, ticket))
-    return 1
+def _enter(itinerary: Itinerary, visit: Visit, plan: GraphPlan, handover: Handover) -> None:
+    """Add what the first visit to a device is given from outside; a taken tensor, only if no other device reads it."""
+    for position, item in enumerate(plan.inputs):
+        for slot in item.slots:
+            if slot.device != visit.split.device:
+                continue
+            if item.tensor not in handover.takes:
+                visit.inputs.append((position, slot))
+            elif len(item.slots) == 1:
+                itinerary.takes[item.tensor] = slot.device, itinerary.add_ticket()
+                visit.received.append((slot, itinerary.takes[item.tensor][1]))
+
+
+def _join(itinerary: Itinerary, source: int, target: int, copy: Copy, *, is_direct: bool) -> None:
+    """Add a copy to the visits at its ends."""
+    sender, receiver = itinerary.visits[source], itinerary.visits[target]
+    if is_direct:
+        ticket = itinerary.add_ticket()
+        sender.onward.append((copy.tensor, copy.slot.device, ticket))
+        receiver.received.append((copy.slot, ticket))
+    else:
+        receiver.carried.append((copy.slot, source, sender.read(copy.tensor)))

@@ -38,6 +38,34 @@ def drawn(demo_model):
     return _tokens(demo_model, DRAWN, workers="none")
 
 
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("workers", ["local:1", "local:2"])
+def test_running_ahead_changes_no_token(demo_model, greedy, drawn, workers, params):
+    with LLM(demo_model, n_ctx=256, n_seq=len(PROMPTS), threads=1, workers=workers, run_ahead=False) as llm:
+        assert not llm.context.can_run_ahead
+        plain = [result.tokens for result in llm.generate_batch(PROMPTS, max_tokens=N_TOKENS, params=params)]
+    assert plain == (greedy if params is GREEDY else drawn)
+
+
+def test_ends_stops_and_full_contexts_are_where_they_are_without_running_ahead(demo_model):
+    """On one loaded model: whatever ended early was in a step too many, which nothing after it sees."""
+    found = []
+    for run_ahead in (False, True):
+        with LLM(demo_model, n_ctx=48, n_seq=2, threads=1, workers="local:2", run_ahead=run_ahead) as llm:
+            assert llm.context.can_run_ahead is run_ahead
+            stopped = llm.generate("1, 2, 3, 4,", max_tokens=30, params=GREEDY, stop=["9"])
+            full = llm.generate("The capital of France is", max_tokens=99, params=GREEDY)
+            both = llm.generate_batch(PROMPTS[:2], max_tokens=8, params=GREEDY, log_probs=True)
+            stream = llm.stream(PROMPTS[2], max_tokens=20, params=GREEDY)
+            left = [piece.token for piece, _ in zip(stream, range(5), strict=False)]
+            after = llm.generate(PROMPTS[3], max_tokens=12, params=GREEDY)
+            results = [stopped, full, *both, after]
+            found.append([(each.text, each.tokens, each.stop_reason, each.log_probs) for each in results] + [left])
+            assert llm.wire()[next(iter(llm.wire()))]["commands"].get("BURY_TICKETS", 0) == (5 if run_ahead else 0)
+    assert found[0] == found[1]
+    assert [each[2] for each in found[0][:2]] == ["stop", "length"]
+
+
 @pytest.mark.parametrize("backend_sampling", [False, True], ids=["host", "backend"])
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_groups_and_the_place_of_sampling_change_no_token(demo_model, greedy, groups, backend_sampling):

@@ -14,6 +14,7 @@ from rpc_backend.errors import WorkerLostError
 from rpc_backend.protocol import encode_error, parse_endpoint
 from rpc_backend.protocol.codec import decode_record
 from rpc_backend.protocol.commands import (
+    BURY_TICKETS,
     COPY_TENSOR_TO,
     DROP_TICKETS,
     PEER_ADMIT,
@@ -101,3 +102,9 @@ def drop_tickets(state: WorkerState, call: Call) -> None:
     failure = encode_error(WorkerLostError(call.request.reason), command=DROP_TICKETS.name)
     for ticket in call.request.tickets:
         state.mailbox.fail(check_ticket(ticket), failure, call.session)
+
+
+@handles(BURY_TICKETS)
+def bury_tickets(state: WorkerState, call: Call) -> None:
+    """Keep nothing for tickets: no task will ask for it."""
+    state.mailbox.bury([check_ticket(ticket) for ticket in call.request.tickets])

@@ -156,12 +156,21 @@ def test_model_and_device_options_become_requests(monkeypatch: pytest.MonkeyPatc
     result = invoke(
         "-p", "x", "--model", "m.gguf", "--workers", "h:1", "--device", "reference", "--split", "layers:1,2",
         "--threads", "3", "--wait", "2.5", "--ctx", "64", "--ubatch", "32", "--kv-type", "F32", "--no-flash-attn",
-        "--cache-type-k", "q8_0",
+        "--cache-type-k", "q8_0", "--no-run-ahead",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert asked == [
         (
-            ModelRequest("m.gguf", "layers:1,2", 64, ubatch=32, kv_type="F32", flash_attn=False, cache_type_k="Q8_0"),
+            ModelRequest(
+                "m.gguf",
+                "layers:1,2",
+                64,
+                ubatch=32,
+                kv_type="F32",
+                flash_attn=False,
+                cache_type_k="Q8_0",
+                run_ahead=False,
+            ),
             WorkersRequest("h:1", "reference", 3, 2.5),
         )
     ]

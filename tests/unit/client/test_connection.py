@@ -6,7 +6,7 @@ from rpc_backend.client.connection import greet
 from rpc_backend.client.dispatcher import Dispatcher
 from rpc_backend.errors import ConnectError, NegotiationError, RemoteProtocolError, WorkerLostError
 from rpc_backend.graph import op_table_digest
-from rpc_backend.protocol import Limits, WorkerConversation, own_greeting
+from rpc_backend.protocol import MINOR, Limits, WorkerConversation, own_greeting
 from rpc_backend.protocol.commands import PING
 from rpc_backend.protocol.records import Empty, HelloReply
 from rpc_backend.settings import Settings
@@ -39,12 +39,12 @@ def greet_a_worker_that_says(answer: HelloReply):
 
 
 def test_a_newer_minor_is_no_obstacle():
-    assert greet_a_worker_that_says(reply(minor=7)).agreement.minor == 4
+    assert greet_a_worker_that_says(reply(minor=7)).agreement.minor == MINOR
 
 
 @pytest.mark.parametrize("changes", [{"major": 2}, {"op_digest": "other"}])
 def test_no_common_ground_names_worker_and_versions(changes):
-    with pytest.raises(NegotiationError, match=r"client speaks version 1\.4 .* the worker \d\.\d") as caught:
+    with pytest.raises(NegotiationError, match=rf"client speaks version 1\.{MINOR} .* the worker \d\.\d") as caught:
         greet_a_worker_that_says(reply(**changes))
     assert caught.value.context.worker == "fake"
 

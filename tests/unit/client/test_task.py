@@ -184,9 +184,15 @@ def test_another_devices_task_is_refused(connection, parts):
 
 def test_tickets_are_dropped_without_waiting_and_without_a_worker_too(worker, connection, parts):
     parts.device.drop_tickets([TICKET], "gone")
-    assert connection.counters.snapshot()["DROP_TICKETS"].calls == 1
-    old = worker.connect(Settings(proto_minor=3))
-    old.devices()[0].drop_tickets([TICKET], "gone")
-    assert "DROP_TICKETS" not in old.counters.snapshot()
+    parts.device.bury_tickets([TICKET])
+    assert [connection.counters.snapshot()[name].calls for name in ("DROP_TICKETS", "BURY_TICKETS")] == [1, 1]
+    assert parts.device.buries_tickets
+    for minor, names in [(3, set()), (4, {"DROP_TICKETS"})]:
+        old = worker.connect(Settings(proto_minor=minor))
+        old.devices()[0].drop_tickets([TICKET], "gone")
+        old.devices()[0].bury_tickets([TICKET])
+        assert {name for name in old.counters.snapshot() if name.endswith("TICKETS")} == names
+        assert not old.devices()[0].buries_tickets
     worker.network.cut(connection.dispatcher._channel)
     parts.device.drop_tickets([TICKET], "gone")
+    parts.device.bury_tickets([TICKET])

@@ -21,10 +21,20 @@ def tokenizer(tmp_path_factory):
     return Tokenizer.from_metadata(GgufFile.open(write_tiny_model(tmp_path_factory.mktemp("m") / "m.gguf")).metadata)
 
 
+class ScriptedGiven:
+    is_open = True
+
+    def discard(self):
+        self.is_open = False
+
+
 class ScriptedStep:
-    def __init__(self, context, rows, error=None):
+    def __init__(self, context, rows, error=None, *, is_followed=False):
         self._context, self._rows, self._error = context, rows, error
         self.waited = False
+        self.given = ScriptedGiven() if is_followed else None
+        if is_followed:
+            context.given.append(self.given)
 
     def is_done_within(self, timeout_s):
         return self.waited
@@ -35,6 +45,13 @@ class ScriptedStep:
             self._context.under_way -= 1
         if self._error:
             raise self._error
+
+    def tokens(self):
+        self.wait()
+        return np.array(self._rows, np.int32)
+
+    def log_probs(self):
+        return None
 
     def logits(self):
         self.wait()
@@ -57,6 +74,8 @@ class ScriptedContext:
         self.answers = {}
         self.under_way = self.most_under_way = 0
         self.fail_at = None
+        self.can_run_ahead = False
+        self.given = []
 
     def foresee_decode(self, sequences, span):
         self.foreseen.append((set(sequences), span))
@@ -79,24 +98,35 @@ class ScriptedContext:
         self.fed[sequence] += tokens
         return self._step(("append", sequence, len(tokens)), [self._next(sequence)] if n_outputs else [])
 
-    def start_decode(self, tokens, sampling=None, span=None):
+    def start_decode(self, tokens, sampling=None, span=None, *, is_followed=False):
         for sequence, token in tokens.items():
             self.fed[sequence].append(token)
         rows = [self._next(sequence) if sequence in tokens else 0 for sequence in span]
-        return self._step(("decode", *sorted(tokens)), rows)
+        return self._step(("decode", *sorted(tokens)), rows, is_followed=is_followed)
 
-    def _step(self, entry, rows):
+    def start_following(self, step, sequences, sampling, span):
+        assert step.given.is_open
+        assert len(step._rows) == len(span)
+        step.given.is_open = False
+        rows = [0] * len(span)
+        for sequence in sequences:
+            self.fed[sequence].append(step._rows[sequence - span.start])
+            rows[sequence - span.start] = self._next(sequence)
+        return self._step(("follow", *sorted(sequences)), rows, is_followed=True)
+
+    def _step(self, entry, rows, *, is_followed=False):
         self.log.append(entry)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         error = ComputeError("the device broke") if self.fail_at == len(self.log) else None
-        return ScriptedStep(self, rows, error)
+        return ScriptedStep(self, rows, error, is_followed=is_followed)
 
     def _next(self, sequence):
         fed = self.fed[sequence]
         for prompt, answer in self.answers.items():
-            if tuple(fed[: len(prompt)]) == prompt and fed[len(prompt) :] == answer[: len(fed) - len(prompt)]:
-                return answer[len(fed) - len(prompt)]
+            n_drawn = len(fed) - len(prompt)
+            if tuple(fed[: len(prompt)]) == prompt and fed[len(prompt) :] == (answer + 2 * answer[-1:])[:n_drawn]:
+                return (answer + 2 * answer[-1:])[n_drawn]  # steps may run on behind the end
         raise AssertionError(f"sequence {sequence} was fed {fed}")
 
 
@@ -115,9 +145,11 @@ PAIRS = [("one", "first"), ("two!", "b"), ("three", "the third answer"), ("4", "
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("prefill_first", [False, True])
 @pytest.mark.parametrize("n_seq", [3, 4, 8])
-def test_every_generation_gets_its_answer_whatever_the_order(tokenizer, groups, prefill_first, n_seq):
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_every_generation_gets_its_answer_whatever_the_order(tokenizer, groups, prefill_first, n_seq, runs_ahead):
     context = ScriptedContext(tokenizer, n_seq)
-    engine = Engine(context, groups, prefill_first=prefill_first)
+    context.can_run_ahead = runs_ahead
+    engine = Engine(context, groups, prefill_first=prefill_first, device_sampling=runs_ahead)
     jobs = _jobs(tokenizer, context, PAIRS)
     for job in jobs:
         engine.add(job)
@@ -126,6 +158,8 @@ def test_every_generation_gets_its_answer_whatever_the_order(tokenizer, groups, 
     assert all(job.stop_reason == "end" for job in jobs)
     assert engine.is_idle
     assert context.under_way == 0
+    assert not any(given.is_open for given in context.given)
+    assert any(entry[0] == "follow" for entry in context.log) == runs_ahead
 
 
 def test_prompts_go_in_chunks_and_only_the_last_has_an_output(tokenizer):
@@ -200,6 +234,88 @@ def test_the_next_step_is_under_way_before_the_text_is_made(tokenizer):
     job.decoder.feed = watched
     engine.advance()
     assert steps_at_read == [(1, 2)]
+
+
+def _ahead(tokenizer, n_seq, groups=1, **options):
+    context = ScriptedContext(tokenizer, n_seq, **options)
+    context.can_run_ahead = True
+    return context, Engine(context, groups, device_sampling=True)
+
+
+def test_a_step_runs_ahead_of_the_tokens_it_takes(tokenizer):
+    context, engine = _ahead(tokenizer, 1)
+    (job,) = _jobs(tokenizer, context, [("a", "0123456789")], max_tokens=6)
+    engine.add(job)
+    engine.advance()
+    assert len(job.tokens) == 1
+    engine.advance()
+    assert (len(job.tokens), context.under_way) == (2, 2)
+    engine.run()
+    # The first token is the prompt's; no step is started that is known to be one too many.
+    assert [entry[0] for entry in context.log] == ["append", "decode", *["follow"] * 4]
+    assert job.result().text == "012345"
+    assert len(context.fed[0]) == len(job.prompt) + 5
+
+
+def test_groups_run_ahead_in_turn(tokenizer):
+    context, engine = _ahead(tokenizer, 2, 2)
+    for job in _jobs(tokenizer, context, [("a", "01234567"), ("b", "01234567")], max_tokens=8):
+        engine.add(job)
+    engine.run()
+    steps = [entry for entry in context.log if entry[0] != "append"]
+    assert [entry[1] for entry in steps] == [0, 1] * 7
+    assert [entry[0] for entry in steps[3:]] == ["follow"] * 11  # the first began beside the other's prompt
+
+
+def test_an_end_that_nobody_foresaw_costs_one_step_and_frees_the_sequence(tokenizer):
+    context, engine = _ahead(tokenizer, 1)
+    short, late = _jobs(tokenizer, context, [("a", "xy"), ("b", "0123")])
+    engine.add(short)
+    engine.add(late)
+    engine.run()
+    assert (short.stop_reason, short.result().text, late.result().text) == ("end", "xy", "0123")
+    assert [entry[0] for entry in context.log].count("append") == 2
+
+
+@pytest.mark.parametrize("n_ctx", [3, 4, 5, 8])
+def test_running_ahead_fills_a_context_to_the_last_token(tokenizer, n_ctx):
+    texts = []
+    for runs_ahead in (False, True):
+        context, engine = _ahead(tokenizer, 1, n_ctx=n_ctx)
+        context.can_run_ahead = runs_ahead
+        (job,) = _jobs(tokenizer, context, [("a", "0123456789")])
+        engine.add(job)
+        engine.run()
+        assert (job.stop_reason, len(context.fed[0])) == ("length", n_ctx)
+        texts.append(job.result().text)
+    assert texts[0] == texts[1]
+
+
+def test_nothing_runs_ahead_while_a_prompt_is_on_its_way(tokenizer):
+    context, engine = _ahead(tokenizer, 2, ubatch=1)
+    first, second = _jobs(tokenizer, context, [("a", "0123456789"), ("long prompt", "xyz")])
+    engine.add(first)
+    for _ in range(3):
+        engine.advance()
+    engine.add(second)
+    n_before = len(context.log)
+    while engine.is_prefilling:
+        engine.advance()
+    assert "follow" not in [entry[0] for entry in context.log[n_before:]]
+    engine.run()
+    assert [job.result().text for job in (first, second)] == ["0123456789", "xyz"]
+
+
+def test_a_failure_under_way_drops_what_ran_ahead(tokenizer):
+    context, engine = _ahead(tokenizer, 1)
+    (job,) = _jobs(tokenizer, context, [("a", "0123456789")])
+    context.fail_at = 3
+    engine.add(job)
+    with pytest.raises(ComputeError):
+        engine.run()
+    assert engine.is_idle
+    assert context.under_way == 0
+    assert not any(given.is_open for given in context.given)
 
 
 def test_a_stop_text_is_looked_for_before_the_next_step(tokenizer):

@@ -126,6 +126,13 @@ class PeerDevice(CheckedDevice):
     def drop_tickets(self, tickets: Sequence[bytes], reason: str) -> None:
         self.mail.drop(tickets, reason)
 
+    @property
+    def buries_tickets(self) -> bool:
+        return True
+
+    def bury_tickets(self, tickets: Sequence[bytes]) -> None:
+        self.mail.buried += tickets
+
     def create_stream(self) -> PeerStream:  # type: ignore[override]
         self.open_streams.append(PeerStream(self))
         return self.open_streams[-1]
@@ -177,6 +184,7 @@ class Mail:
         self.timeout_s = timeout_s
         self.n_sent = 0
         self.dropped: list[str] = []
+        self.buried: list[bytes] = []
 
     def send(self, ticket: bytes, data: memoryview) -> None:
         with self._lock:

@@ -376,6 +376,15 @@ def test_dropped_tickets_fail_the_tasks_that_wait_or_will(client):
         target.run(receive=[ticket(2)])
 
 
+def test_buried_tickets_keep_nothing_whether_it_came_before_or_after(worker, client):
+    client.say(c.PEER_PUSH, r.PeerPush(ticket(1)), payload=b"before")
+    client.say(c.BURY_TICKETS, r.Tickets([ticket(1), ticket(2)]))
+    client.say(c.PEER_PUSH, r.PeerPush(ticket(2)), payload=b"after")
+    client.say(c.BURY_TICKETS, r.Tickets([b"short"]))
+    assert [type(notice.error) for notice in client.notices()] == [errors.RemoteProtocolError]
+    assert len(worker.service.state.mailbox) == 0
+
+
 @pytest.mark.parametrize("onward_only", [True, False])
 def test_who_waits_for_a_task_that_failed_is_told(onward_only):
     client = RawClient(InlineWorker([FailingDevice(NullDevice("zero"), {1}), NullDevice("one")]))
