@@ -25,7 +25,7 @@ from pathlib import Path
 
 import bench_arms
 import llamacpp
-from bench_cells import OURS, THEIRS, WORKLOADS, Cell, Where, Workload, run_rounds
+from bench_cells import LEAST_TIMED_S, OURS, THEIRS, WORKLOADS, Cell, Where, Workload, run_rounds
 from measure_models import machine
 from rpc_backend.errors import RpcBackendError
 from rpc_backend.host.model_source import find_model
@@ -102,6 +102,7 @@ def lines(cells: Sequence[Cell], took_s: float) -> Iterator[str]:
     """Yield the table of one model line by line."""
     yield from section(f"Ours and llama.cpp, tokens per second: {cells[0].model}", _rows(cells))
     yield "The ratio is the median of the rounds' ratios, in brackets what is aimed at; rates are medians."
+    yield f"In each round a workload is run until {LEAST_TIMED_S:g} s of it are timed."
     missed = [f"{cell.workload.title}: {cell.ratio:.2f} of {cell.goal:g}" for cell in cells if cell.is_missed]
     yield f"Below what is aimed at: {'; '.join(missed) or 'none'}."
     yield "Decode of several sequences counts the tokens of all. Ours decodes 8 and 32 sequences in two"

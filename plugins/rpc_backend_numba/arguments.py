@@ -27,6 +27,11 @@ class Private:
 
 
 @dataclass(frozen=True, slots=True)
+class Claims:
+    """Counters by which threads claim work: a cache line for each, all 0 between runs. A row's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """The address of a kernel's machine code."""
 
@@ -34,7 +39,7 @@ class Code:
 
 
 Address = int | Shared
-Param = int | float | Shared | Private | Code
+Param = int | float | Shared | Private | Claims | Code
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_backend_numba import layout
-from rpc_backend_numba.arguments import NO_OPERAND, Code, Private, Row, Shared, word_of
+from rpc_backend_numba.arguments import NO_OPERAND, Claims, Code, Private, Row, Shared, word_of
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.library import KernelLibrary
 from rpc_backend_numba.stages import place_blocks, stages_of
@@ -55,6 +55,11 @@ class Table:
         self._shared, self._shared_start = _aligned(shared_nbytes)
         self._private_nbytes = _whole_lines(max((row.private_nbytes for row in rows), default=0))
         self._private, self._private_start = _aligned(self._private_nbytes * n_threads)
+        self._claims_nbytes = layout.CACHE_LINE * n_threads
+        n_claims = sum(isinstance(param, Claims) for row in rows for param in row.params)
+        self._claims, claims_start = _aligned(self._claims_nbytes * n_claims)
+        self._claims[:] = 0
+        self._next_claims = claims_start
         self._arguments: Words = np.array([self._argument_block(row) for row in rows], np.int64)
         self.rows: Words = self._table(rows, stages)
 
@@ -101,6 +106,9 @@ class Table:
             return (self._address(param),)
         if isinstance(param, Private):
             return (self._private_start, self._private_nbytes)
+        if isinstance(param, Claims):
+            self._next_claims += self._claims_nbytes
+            return (self._next_claims - self._claims_nbytes,)
         if isinstance(param, Code):
             return (self._codes[param.kernel],)
         return (word_of(param),)

@@ -35,6 +35,7 @@ from rpc_backend_numba.kernels.access import (
     stride,
 )
 from rpc_backend_numba.kernels.attention_mask import make_mask_vector, make_see_block
+from rpc_backend_numba.kernels.claims import claim
 from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES
 from rpc_backend_numba.kernels.row_codecs import make_decoder
 from rpc_backend_numba.layout import CACHE_LINE
@@ -62,7 +63,7 @@ from rpc_backend_numba.simd.tiles import (
     transpose_square,
 )
 
-SCRATCH, SCRATCH_STRIDE, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, SINKS, SINK_STEP, REGIONS = range(10)
+SCRATCH, SCRATCH_STRIDE, CLAIMS, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, SINKS, SINK_STEP, REGIONS = range(11)
 """Parameters. SINKS: address of a float32 per query head, or 0;
 from REGIONS on the offsets of `attention_scratch.Region`. Tensors: 1 q, 2 k, 3 v, 4 mask."""
 
@@ -118,11 +119,18 @@ def make_attention(layer: Layer, element_types: str) -> Any:
         item_rows = TILE_ROWS * max(1, min(ITEM_ROWS // TILE_ROWS, tiles * heads // (nth * _ITEMS_PER_THREAD)))
         chunks = (all_rows + item_rows - 1) // item_rows
         base = param(args, SCRATCH) + ith * param(args, SCRATCH_STRIDE)
-        first, last = share(chunks * heads, ith, nth)
-        for work in range(first, last):
-            first_row = work % chunks * item_rows
-            head = work // chunks
-            item(args, base, min(item_rows, all_rows - first_row), first_row, head % kv_heads, head // kv_heads)
+        is_claimed = nth > 1 and chunks * heads >= _ITEMS_PER_THREAD * nth
+        for turn in range(nth if is_claimed else 1):
+            owner = (ith + turn) % nth
+            first, last = share(chunks * heads, owner, nth)
+            done = -1
+            while True:
+                done = claim(param(args, CLAIMS), owner, last - first, nth) if is_claimed else done + 1
+                if done >= last - first:
+                    break
+                first_row = (first + done) % chunks * item_rows
+                head = (first + done) // chunks
+                item(args, base, min(item_rows, all_rows - first_row), first_row, head % kv_heads, head // kv_heads)
 
     return attention
 

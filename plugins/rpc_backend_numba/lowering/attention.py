@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_backend.plugin_api import RopeMode, Tensor, host_address
-from rpc_backend_numba.arguments import Code, Operand, Param, Private, Shared
+from rpc_backend_numba.arguments import Claims, Code, Operand, Param, Private, Shared
 from rpc_backend_numba.attention_scratch import INLINED_TYPES, region_offsets
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.lowering.types import DECODABLE, F32, FLOATS
@@ -128,7 +128,7 @@ def flash(builder: PlanBuilder, node: Tensor) -> None:
     codecs: list[Param] = [0, 0] if inlined else [Code(f"to_float.{tensor.type.name}") for tensor in (k, v)]
     factors = [float(params["scale"]), float(params["logit_softcap"])]
     ends = [host_address(sinks), sinks.nb[0]] if sinks else [0, 0]
-    values: list[Param] = [Private(), slopes, *factors, *codecs, *ends, *offsets]
+    values: list[Param] = [Private(), Claims(), slopes, *factors, *codecs, *ends, *offsets]
     kernel = f"attention.{k.type.name if inlined else 'any'}"
     operands = [Operand.of(tensor) if tensor else None for tensor in (node, q, k, v, mask)]
     builder.row(kernel, node, [q, k, v, mask, sinks], values, private_nbytes=nbytes, operands=operands)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rpc_backend.plugin_api import Tensor
-from rpc_backend_numba.arguments import Code, Operand, Param, Parts, Private, Shared
+from rpc_backend_numba.arguments import Claims, Code, Operand, Param, Parts, Private, Shared
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.formats import BLOCK, FORMATS, GROUP, INPUT_NBYTES, SPARE_NBYTES, TILE_ROWS, UNIT_COLUMNS
 from rpc_backend_numba.lowering.parts import column_parts
@@ -61,7 +61,7 @@ def _quantized_tiles(builder: PlanBuilder, node: Tensor, first: int, last: int, 
     name = a.type.name
     panel: Param = 0 if interleaved else Code(f"interleave.{name}")
     n_blocks = a.ne[0] // a.type.block_size
-    params = [*params, n_blocks, TILE_ROWS, panel, Code(f"tile.{name}"), Private()]
+    params = [*params, n_blocks, TILE_ROWS, panel, Code(f"tile.{name}"), Private(), Claims()]
     private = SPARE_NBYTES + (0 if interleaved else TILE_ROWS * n_blocks * a.type.block_nbytes)
     operands = _some_rows(node, first, last)
     builder.row("product_tiles", node, [a, b], params, shared=[inputs], private_nbytes=private, operands=operands)
@@ -106,7 +106,7 @@ def _float_tiles(builder: PlanBuilder, node: Tensor) -> None:
     unit_nbytes, n_units = 4 * UNIT_COLUMNS * n, -(-b.ne[1] // UNIT_COLUMNS)
     inputs = inputs_of(builder, "inputs_float_tile", b, unit_nbytes, n_units)
     codes = [Code(f"panel.{a.type.name}"), Code("tile.float")]
-    params: list[Param] = [inputs, unit_nbytes, unit_nbytes * n_units, n, n, lanes, *codes, Private()]
+    params: list[Param] = [inputs, unit_nbytes, unit_nbytes * n_units, n, n, lanes, *codes, Private(), Claims()]
     private = SPARE_NBYTES + 4 * lanes * n
     builder.row("product_tiles", node, [a, b], params, shared=[inputs], private_nbytes=private)
 

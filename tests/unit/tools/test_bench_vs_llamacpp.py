@@ -45,6 +45,16 @@ def test_the_arms_take_turns_and_warm_up_first(cells: ModuleType) -> None:
     assert [cell.ratio for cell in found] == [3.0, 3.0]
 
 
+def test_short_workloads_are_run_until_a_second_is_timed(cells: ModuleType) -> None:
+    workload = cells.Workload("p", cells.Where.PROCESS, True, 1, 512, 1)
+    rates = iter([1.0, 1024.0, 2048.0, 4096.0, 512.0])
+    (cell,) = cells.run_rounds(
+        "m", [workload], {cells.OURS: lambda each: next(rates), cells.THEIRS: lambda each: 100.0}, 1
+    )
+    assert cell.rates[cells.OURS] == [4 * 512 / (0.5 + 0.25 + 0.125 + 1)]
+    assert cell.rates[cells.THEIRS] == [100.0]
+
+
 def test_the_ratio_is_the_median_of_the_rounds_ratios(cells: ModuleType) -> None:
     cell = cell_of(cells, "demo", 0, [10.0, 4.0, 9.0], [5.0, 1.0, 3.0])
     assert cell.ratios == [2.0, 4.0, 3.0]
