@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_backend_numba import layout
-from rpc_backend_numba.arguments import NO_OPERAND, Claims, Code, Private, Row, Shared, word_of
+from rpc_backend_numba.arguments import NO_OPERAND, Claims, Code, Param, Private, Row, Shared, word_of
 from rpc_backend_numba.builder import PlanBuilder
 from rpc_backend_numba.library import KernelLibrary
 from rpc_backend_numba.stages import place_blocks, stages_of
@@ -101,7 +101,7 @@ class Table:
             return self._shared_start + self._offsets[address.block]
         return address
 
-    def _param(self, param: int | float | Shared | Private | Code) -> Sequence[int]:
+    def _param(self, param: Param) -> Sequence[int]:
         if isinstance(param, Shared):
             return (self._address(param),)
         if isinstance(param, Private):
