@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 
 import zmq
 
 from rpc_backend.fabric.options import FabricOptions
 from rpc_backend.fabric.outgoing import Outgoing
-from rpc_backend.fabric.pairing import send_paired
+from rpc_backend.fabric.pairing import Pairing, send_paired
 from rpc_backend.fabric.peers import Peer
 from rpc_backend.fabric.shared_socket import SharedSocket
 from rpc_backend.interfaces import PeerId
@@ -22,6 +23,14 @@ from rpc_backend.interfaces import PeerId
 _RETRY_FAST_MS, _RETRY_SLOW_MS, _FAST_RETRIES = 1, 10, 100
 
 _log = logging.getLogger(__name__)
+
+
+class _Fate(Enum):
+    """What became of a message: a peer that is gone loses it, and the monitor reports that loss."""
+
+    SENT = auto()
+    NO_ROOM = auto()
+    GONE = auto()
 
 
 class Outbox:
@@ -60,16 +69,10 @@ class Outbox:
             peer = peers.get(identity)
             if sock is None or peer is None or self._inbox or not self._is_free(peer):
                 return False
-            try:
-                outgoing.send(sock, identity)
-            except zmq.Again:
-                return False
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                return True  # gone; the monitor reports the loss
-            peer.sent(outgoing)
-            return True
+            fate = _try_to_send(outgoing, None, sock, identity)
+            if fate is _Fate.SENT:
+                peer.sent(outgoing)
+            return fate is not _Fate.NO_ROOM
 
     def put(self, identity: PeerId, outgoing: Outgoing) -> None:
         """Leave a message for the I/O thread. Any thread."""
@@ -119,21 +122,28 @@ class Outbox:
         return peer.settle() < self._options.max_in_flight_nbytes
 
     def _send_first(self, sock: zmq.Socket[bytes], peer: Peer) -> bool:
-        try:
-            send_paired(peer.queue[0], peer.pairing, sock, peer.identity)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            peer.queue.clear()  # gone; the monitor reports the loss
-            return True
-        peer.taken()
-        self._begun(peer)
-        self._n_retries = 0
-        return True
+        fate = _try_to_send(peer.queue[0], peer.pairing, sock, peer.identity)
+        if fate is _Fate.SENT:
+            peer.taken()
+            self._begun(peer)
+            self._n_retries = 0
+        elif fate is _Fate.GONE:
+            peer.queue.clear()
+        return fate is not _Fate.NO_ROOM
 
     def _limit_queue(self, peer: Peer) -> None:
         if peer.queued_nbytes > self._options.max_queued_nbytes:
             _log.warning("closing a peer that does not read: %d bytes wait for it", peer.queued_nbytes)
             self._close_now(peer.identity)
+
+
+def _try_to_send(outgoing: Outgoing, pairing: Pairing | None, sock: zmq.Socket[bytes], identity: PeerId) -> _Fate:
+    try:
+        send_paired(outgoing, pairing, sock, identity)
+    except zmq.Again:
+        return _Fate.NO_ROOM
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        return _Fate.GONE
+    return _Fate.SENT

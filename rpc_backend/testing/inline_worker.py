@@ -71,7 +71,7 @@ class InlineWorker:
             config or WorkerConfig(()),
             devices,
             "inline",
-            dial=dial,
+            dial=dial and (lambda place, came, lost: dial(place, self._apart(came), self._apart(lost))),
             make_lane=self._make_lane,
             spawn=_run_now,
             pause=_do_not_wait,
@@ -102,9 +102,18 @@ class InlineWorker:
         self.close()
 
     def _make_lane(self, name: str, run: Callable[[Item], None], wait_s: Callable[[Item], float]) -> InlineLane[Item]:
-        lane = InlineLane(name, run, wait_s)
+        lane = InlineLane(name, self._apart(run), wait_s)
         self.lanes.append(lane)
         return lane
+
+    def _apart(self, call: Callable[[Item], None]) -> Callable[[Item], None]:
+        """Return what a thread of its own would call: what it sends is received once it has let go of its locks."""
+
+        def gathered(item: Item) -> None:
+            with self.network.gathered():
+                call(item)
+
+        return gathered
 
 
 def _run_now(name: str, body: Callable[[], None]) -> None:

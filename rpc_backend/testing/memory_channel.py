@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rpc_backend.errors import WorkerLostError
@@ -61,6 +62,7 @@ class MemoryNetwork:
         self._immediate = immediate
         self._is_delivering = False
         self._is_held = False
+        self._n_gathering = 0
         self._n_to_drop = 0
         self._parcels: deque[_Parcel] = deque()
         self._connections: dict[PeerId, _Connection] = {}
@@ -111,6 +113,19 @@ class MemoryNetwork:
         self._is_held = False
         self.deliver()
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Let what is sent meanwhile wait for the end, also with `immediate`.
+
+        A thread that answers is not the one that receives: a lock that the sender holds must not stop the receiver.
+        """
+        self._n_gathering += 1
+        try:
+            yield
+        finally:
+            self._n_gathering -= 1
+        self._deliver_at_once()
+
     def cut(self, channel: MemoryChannel, reason: str = "cut by the test") -> None:
         """End a connection: messages under way are lost, both sides are told."""
         self._end(channel.peer, tell_client=WorkerLostError(f"the connection to {channel.name} went away: {reason}"))
@@ -125,7 +140,10 @@ class MemoryNetwork:
             self._n_to_drop -= 1
             return
         self._parcels.append(_Parcel(connection, to_worker, copied))
-        if self._immediate and not self._is_held:
+        self._deliver_at_once()
+
+    def _deliver_at_once(self) -> None:
+        if self._immediate and not self._is_held and not self._n_gathering:
             self.deliver()
 
     def _hand_over(self, parcel: _Parcel) -> None:

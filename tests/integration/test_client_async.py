@@ -16,6 +16,7 @@ from rpc_backend.client import Connection, connect
 from rpc_backend.errors import DeadlineError, RpcBackendError, WorkerLostError
 from rpc_backend.graph import Graph, build, element_type
 from rpc_backend.interfaces import Device, Onward, TaskRun
+from rpc_backend.protocol import MINOR
 from rpc_backend.settings import Settings
 from rpc_backend.testing.workers import WorkerProcess
 from rpc_backend.worker.config import WorkerConfig
@@ -110,9 +111,10 @@ def test_a_chain_from_worker_to_worker_with_forgotten_tasks(stack):
     assert far.counters.snapshot()["SUBMIT"].calls > 3 * tasks
 
 
-def test_forgotten_tasks_with_several_threads(stack):
+@pytest.mark.parametrize("minor", [1, MINOR])
+def test_forgotten_tasks_with_several_threads(stack, minor):
     """Four threads, each with its own tasks and plain commands, on one device."""
-    connection = start(stack)[1]
+    connection = start(stack, proto_minor=minor)[1]
     device = connection.devices()[0]
     each = TASKS_KEPT // 4 + 4
     stages = [[Doubler(device, each * thread + n + 1) for n in range(each)] for thread in range(4)]
@@ -138,7 +140,13 @@ def test_forgotten_tasks_with_several_threads(stack):
         thread.join(60)
         assert not thread.is_alive()
     assert wrong == []
-    assert connection.counters.snapshot()["SUBMIT"].calls > 4 * 4 * each
+    counts = connection.counters.snapshot()
+    n_runs = 4 * 4 * each
+    if minor == 1:
+        refused = counts["GRAPH_COMPUTE"].calls - len(stages) * each
+        assert 0 < refused <= counts["GRAPH_RECOMPUTE"].calls == n_runs - len(stages) * each
+    else:
+        assert counts["SUBMIT"].calls > n_runs
 
 
 def test_a_killed_worker_fails_what_is_under_way_and_tells_who_watches(stack):

@@ -16,6 +16,7 @@ from rpc_backend.registry import load_registry
 from rpc_backend.settings import Settings
 from rpc_backend.testing.devices import FailingDevice
 from rpc_backend.testing.inline_workers import InlineWorkers
+from rpc_backend.worker import WorkerConfig
 
 F32 = element_type("F32")
 N = 16
@@ -28,9 +29,10 @@ def doubler() -> FailingDevice:
 class Party:
     """A connection to each of three workers."""
 
-    def __init__(self, **settings) -> None:
+    def __init__(self, config: WorkerConfig | None = None, **settings) -> None:
         self.backends = [doubler() for _ in range(3)]
-        self.workers = InlineWorkers([[backend] for backend in self.backends])
+        configs = None if config is None else [config] * 3
+        self.workers = InlineWorkers([[backend] for backend in self.backends], configs)
         chosen = Settings(**{"proto_minor": 3} | settings)
         self.connections = [self.workers.connect(index, chosen) for index in range(3)]
         self.devices = [connection.devices()[0] for connection in self.connections]
@@ -72,6 +74,11 @@ def filled(value: float, n: int = N) -> memoryview:
 @pytest.fixture(params=[3, 4])
 def party(request) -> Party:
     return Party(proto_minor=request.param)
+
+
+@pytest.fixture(params=[3, 4])
+def party_of_forgetful_workers(request) -> Party:
+    return Party(WorkerConfig((), graphs_per_stream=1), proto_minor=request.param)
 
 
 # Copies of streams
@@ -224,6 +231,24 @@ def test_many_runs_at_once_stay_apart():
     ends = [chain.start(number)[2] for number in range(6)]
     party.deliver_all()
     assert [value_of(end) for end in ends] == [8 * number for number in range(6)]
+
+
+@pytest.mark.parametrize("held", [(), (0,), (1,), (2,), (0, 1, 2)])
+def test_chains_that_the_workers_forgot_go_on(party_of_forgetful_workers, held):
+    """No worker keeps both graphs: each run makes the other one unknown, also while what it waits for is kept back."""
+    party = party_of_forgetful_workers
+    chains = [Chain(party, n) for n in (N, 2 * N)]
+    assert [value_of(chain.start(1)[2]) for chain in chains] == [8, 8]
+    lanes = [party.workers.workers[index].lanes[0] for index in held]
+    for lane in lanes:
+        lane.held = True
+    ends = [chain.start(number)[2] for number in range(6) for chain in chains]
+    for lane in lanes:
+        lane.release()
+    assert [value_of(end) for end in ends] == [8 * number for number in range(6) for _ in chains]
+    assert [backend.n_runs for backend in party.backends] == [2 * 7] * 3
+    n_sent = sum(map(party.count, ("GRAPH_COMPUTE", "GRAPH_RECOMPUTE", "SUBMIT", "SUBMIT_ONWARD")))
+    assert n_sent == 3 * 2 * (7 + 6), "each run but the first was refused once, and then ran"
 
 
 def test_a_chain_goes_round_a_link_that_is_lost():

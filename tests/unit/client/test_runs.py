@@ -221,29 +221,48 @@ def test_commands_around_a_run_keep_their_place(any_connection):
 # Refusals
 
 
+def hold(worker, what: str) -> None:
+    if what == "network":
+        worker.network.hold()
+    elif what == "device":
+        worker.lanes[0].held = True
+
+
+def release(worker) -> None:
+    worker.network.release()
+    worker.lanes[0].release()
+
+
 @pytest.mark.parametrize("minor", MINORS)
-@pytest.mark.parametrize("is_held", [False, True])
-def test_tasks_that_the_worker_forgot_are_sent_again_in_their_order(minor, is_held):
+@pytest.mark.parametrize("held", ["", "network", "device"])
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
+def test_tasks_that_the_worker_forgot_are_sent_again_in_their_order(minor, held, n_stages):
     backend = FailingDevice(NullDevice())
     worker = InlineWorker([backend], WorkerConfig((), graphs_per_stream=1))
     connection = opened(worker, proto_minor=minor)
     device = connection.devices()[0]
-    stages = [Stage(device, 16), Stage(device, 32), Stage(device, 48)]
-    for stage in stages:
+    *stages, other = (Stage(device, 16 * (n + 1)) for n in range(n_stages + 1))
+    for stage in (*stages, other):
         stage.submit(0).result(0)
-    if is_held:
-        worker.network.hold()
+    before = calls(connection, "SUBMIT", "GRAPH_COMPUTE", "GRAPH_RECOMPUTE")
+    hold(worker, held)
     order: list[tuple[int, int]] = []
     for n in range(6):
         for index, stage in enumerate(stages):
             stage.submit(n).add_done_callback(lambda _, n=n, index=index: order.append((n, index)))
     out = bytearray(64)
     stages[0].stream.get_tensor_async(stages[0].x, memoryview(out))
-    worker.network.release()
+    release(worker)
     stages[0].stream.synchronize()
-    assert order == [(n, index) for n in range(6) for index in range(3)]
-    assert backend.n_runs == 3 + 18
+    n_runs = 6 * n_stages
+    assert order == [(n, index) for n in range(6) for index in range(n_stages)]
+    assert backend.n_runs == n_stages + 1 + n_runs
     assert np.frombuffer(out, np.float32)[0] == 5
+    after = calls(connection, "SUBMIT", "GRAPH_COMPUTE", "GRAPH_RECOMPUTE")
+    sent = [now - earlier for now, earlier in zip(after, before, strict=True)]
+    n_refused = 1 if n_stages == 1 else n_runs
+    assert sent[1:] == ([0, 0] if minor >= 4 else [n_refused, n_runs])
+    assert sent[0] <= (2 * n_runs if minor >= 4 else 0)
 
 
 def test_a_refusal_leaves_the_futures_as_they_are_and_nothing_overtakes():

@@ -58,6 +58,23 @@ def test_messages_can_be_dropped_and_delayed():
     assert ends.at_worker == [[b"late"]]
 
 
+def test_what_is_gathered_is_delivered_after_it_unless_it_is_held():
+    ends = Ends(immediate=True)
+    ends.answers = True
+    with ends.network.gathered():
+        with ends.network.gathered():
+            ends.channel.send([b"1"])
+        ends.channel.send([b"2"])
+        assert ends.at_worker == []
+    assert ends.at_client == [[b"1"], [b"2"]]
+    ends.network.hold()
+    with ends.network.gathered():
+        ends.channel.send([b"3"])
+    assert len(ends.at_worker) == 2
+    ends.network.release()
+    assert ends.at_client[2:] == [[b"3"]]
+
+
 def test_a_cut_tells_both_sides_once_and_loses_what_is_under_way():
     ends = Ends()
     ends.channel.send([b"1"])
