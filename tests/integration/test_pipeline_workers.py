@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import time
 
 import numpy as np
 import psutil
 import pytest
 
+from rpc_backend.errors import WorkerLostError
 from rpc_backend.host import LLM, SamplerParams
 from rpc_backend.host.local_workers import LocalWorkers
 from rpc_backend.testing.gguf_writer import write_tiny_model
@@ -18,7 +22,8 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layer=8, type="Q8_0")
+    """Its output matrix is the embedding, so that decode steps run ahead of their tokens."""
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layer=8, type="Q8_0", tied=True)
 
 
 def test_eight_workers_give_equal_tokens_in_twenty_runs(model):
@@ -31,6 +36,22 @@ def test_eight_workers_give_equal_tokens_in_twenty_runs(model):
             runs.append([result.tokens for result in llm.generate_batch(prompts, max_tokens=32, params=GREEDY)])
     assert all(run == runs[0] for run in runs)
     assert [tokens[: len(first)] for tokens, first in zip(runs[0], expected, strict=True)] == expected
+
+
+@pytest.mark.parametrize("doomed", [0, 1])
+def test_a_worker_that_dies_while_a_step_runs_ahead_ends_the_generation(model, doomed):
+    with LLM(model, workers="local:2", device="reference", n_ctx=400, threads=1) as llm:
+        assert llm.context.can_run_ahead
+        assert llm.devices.local_workers is not None
+        stream = iter(llm.stream([1, 2, 3], max_tokens=350, params=GREEDY))
+        for _ in range(5):
+            next(stream)
+        os.kill(llm.devices.local_workers.workers[doomed].pid, signal.SIGKILL)
+        started_s = time.monotonic()
+        with pytest.raises(WorkerLostError):
+            for _ in stream:
+                pass
+        assert time.monotonic() - started_s < 5
 
 
 def test_two_contexts_on_one_worker_do_not_see_each_other(model):
