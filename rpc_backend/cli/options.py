@@ -119,8 +119,7 @@ _MODEL = (
         "--run-ahead/--no-run-ahead",
         default=True,
         show_default=True,
-        help="Start a decode step before its tokens are known: the workers pass them on, if the output matrix is the "
-        "token embedding.",
+        help="Start a decode step before the host knows its tokens: the last worker passes them on to the first.",
     ),
 )
 

@@ -41,7 +41,7 @@ named."""
 _TOKEN_STEP = 32
 _CELL_STEP = 32
 _MAX_GRAPHS = 128
-_SAMPLING, _EMBD = "sampling", "embd"
+_SAMPLING = "sampling"
 MAX_OUTPUTS = 64
 """Most tokens of one prefill step whose logits are asked for: bounds the scratch that logits take."""
 
@@ -74,8 +74,8 @@ class ContextLimits:
         sampling = SamplingShape(self.n_seq, min(MAX_K, n_vocab)) if self.device_sampling else None
         if sampling is None or not self.run_ahead:
             return [(prefill, None), (decode, sampling)]
-        first = replace(decode, gives_embd=True)
-        return [(prefill, None), (first, sampling), (replace(first, takes_embd=True), sampling)]
+        first = replace(decode, gives_next=True)
+        return [(prefill, None), (first, sampling), (replace(first, takes_next=True), sampling)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class PendingStep:
 
     @property
     def given(self) -> Given | None:
-        """What a step that follows takes, if the step was started to have one: the tokens it draws, looked up."""
-        return None if self._step.next_embd is None else self._run.given.get(self._step.next_embd)
+        """What a step that follows takes, if the step was started to have one: the tokens it draws."""
+        return None if self._step.next_input is None else self._run.given.get(self._step.next_input)
 
     def wait(self) -> None:
         """Return when the step is done. Raises what went wrong in it."""
@@ -268,8 +268,8 @@ class Context:
         target, source = self._placement[self._cache[0].k], self._placement[self._weights["output.weight"]]
         if not self._limits.run_ahead or not self._scheduler.can_hand_over(source, target):
             return False
-        shape, sampling = replace(self._shape(0, 1, 1, 1, 1), gives_embd=True), SamplingShape(1, greedy=True)
-        both = [self._prepared(replace(shape, takes_embd=takes), sampling) for takes in (False, True)]
+        shape, sampling = replace(self._shape(0, 1, 1, 1, 1), gives_next=True), SamplingShape(1, greedy=True)
+        both = [self._prepared(replace(shape, takes_next=takes), sampling) for takes in (False, True)]
         return all(made.execution.hands_over for made in both)
 
     def start_decode(
@@ -317,7 +317,7 @@ class Context:
         layout = foreseen[1] if foreseen is not None and foreseen[0] == key else self._decode_layout(key)
         for sequence in sequences:
             self._lengths[sequence] += 1
-        shape = replace(key[0], gives_embd=is_followed, takes_embd=after is not None)
+        shape = replace(key[0], gives_next=is_followed, takes_next=after is not None)
         return self._start(shape, replace(layout, tokens=values), len(span), sampling, after)
 
     def foresee_decode(self, sequences: Iterable[int], span: range) -> None:
@@ -357,7 +357,9 @@ class Context:
     ) -> PendingStep:
         made = self._prepared(shape, None if sampling is None else sampling.shape)
         inputs = {
-            tensor: getattr(arrays, name) for name, tensor in made.inputs.items() if name not in (_SAMPLING, _EMBD)
+            tensor: getattr(arrays, name)
+            for name, tensor in made.inputs.items()
+            if name != _SAMPLING and tensor is not made.step.taken
         }
         if _SAMPLING in made.inputs:
             assert sampling is not None, "only a step with sampling has this input"
@@ -366,7 +368,8 @@ class Context:
         taken: dict[Tensor, Given] = {}
         if after is not None:
             assert after.given is not None, "a step is followed that was started to be"
-            taken[made.inputs[_EMBD]] = after.given
+            assert made.step.taken is not None, "its shape says that it takes something"
+            taken[made.step.taken] = after.given
         return PendingStep(made.step, made.execution.start(inputs, taken), n_rows)
 
     def _prepared(self, shape: StepShape, sampling: SamplingShape | None) -> _Prepared:
@@ -375,8 +378,8 @@ class Context:
         if found is None:
             step = build_step(self._model, self._weights, self._cache, shape, sampling)
             handover = Handover(
-                {} if step.next_embd is None else {step.next_embd: self._placement[self._cache[0].k]},
-                (step.inputs.embd,) if shape.takes_embd else (),
+                {} if step.next_input is None else {step.next_input: self._placement[self._cache[0].k]},
+                () if step.taken is None else (step.taken,),
             )
             execution = self._scheduler.prepare(step.graph, self._placement, step.outputs, handover)
             found = self._graphs[key] = _Prepared(step, execution, step.used_inputs())

@@ -94,7 +94,7 @@ class ModelRequest:
         n_ctx = min(DEFAULT_N_CTX, trained) if self.n_ctx is None else self.n_ctx
         if n_ctx > trained:
             raise ConfigError(f"a context of {n_ctx} is above the {trained} tokens this model was trained for")
-        run_ahead = self.run_ahead and self.backend_sampling and model.is_tied
+        run_ahead = self.run_ahead and self.backend_sampling
         return ContextLimits(
             n_ctx, self.n_seq, min(self.ubatch, n_ctx), self.flash_attn, self.backend_sampling, run_ahead
         )

@@ -7,9 +7,10 @@ effects on devices, beyond asking them what they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rpc_backend.graph import ElementType, Tensor, build
+from rpc_backend.graph.element_types import I32
 from rpc_backend.host.context import ContextLimits
 from rpc_backend.host.placement import Bytes, leaf_sizes
 from rpc_backend.models import LayerCache, Model, build_step, cache_spec
@@ -59,6 +60,7 @@ def make_plan(
         UnsupportedOpError: a device lacks an operation and no other can take it.
     """
     weights = {weight.name: build.leaf(weight.type, weight.ne, weight.name) for weight in model.weights}
+    limits = replace(limits, run_ahead=limits.run_ahead and _can_run_ahead(model, weights, scheduler))
     cache = cache_spec(model.hparams, limits.n_cells, limits.n_seq, *cache_types)
     leaves = _Leaves(model, limits, weights, cache, scheduler)
     on_first = leaves.placement([0] * model.hparams.n_layer, 0)
@@ -83,15 +85,25 @@ class _Leaves:
     scheduler: Scheduler
 
     def placement(self, layer_devices: Sequence[int], output_device: int) -> dict[Tensor, int]:
-        """Give every leaf its device: the input to the host, a layer's to its own, the output's to the last."""
+        """Give every leaf its device: a layer's to its own, the output's to the last, the input's to the host.
+
+        Where tokens go from the last device to the first, the embedding lies there, unless the last looks them up.
+        """
         homes = {"input": HOST, "output": output_device + 1, **{i: d + 1 for i, d in enumerate(layer_devices)}}
+        if self._has_input:
+            homes["input"] = layer_devices[0] + 1
         found = {self.weights[weight.name]: homes[weight.place] for weight in self.model.weights}
         for layer, pair in enumerate(self.cache):
             found[pair.k] = found[pair.v] = layer_devices[layer] + 1
         return found
 
+    @property
+    def _has_input(self) -> bool:
+        """Whether the token embedding lies on a device of the split."""
+        return self.limits.run_ahead and not self.model.is_tied
+
     def sizes(self) -> ModelSizes:
-        """Return what each layer and the output take on a device; the input lies with the host."""
+        """Return what each layer, the output, and the input if it does not lie with the host, take on a device."""
         tensors = [*self.weights.values(), *(leaf for pair in self.cache for leaf in (pair.k, pair.v))]
         nbytes = dict(zip(tensors, leaf_sizes(self.scheduler.devices[HOST + 1], tensors), strict=True))
         weights: dict[str | int, int] = dict.fromkeys(["input", "output", *range(len(self.cache))], 0)
@@ -99,7 +111,7 @@ class _Leaves:
             weights[weight.place] += nbytes[self.weights[weight.name]]
         layers = tuple(weights[layer] for layer in range(len(self.cache)))
         caches = tuple(nbytes[pair.k] + nbytes[pair.v] for pair in self.cache)
-        return ModelSizes(layers, caches, output_nbytes=weights["output"])
+        return ModelSizes(layers, caches, weights["input"] if self._has_input else 0, weights["output"])
 
     def compute_nbytes(self, placement: Mapping[Tensor, int]) -> list[int]:
         """Return the scratch that each device needs for the largest steps."""
@@ -107,3 +119,14 @@ class _Leaves:
         steps = [build_step(self.model, self.weights, self.cache, shape, sampling) for shape, sampling in shapes]
         plans = [self.scheduler.plan_memory(step.graph, placement, step.kept) for step in steps]
         return [max(sizes) for sizes in zip(*plans, strict=True)]
+
+
+def _can_run_ahead(model: Model, weights: Mapping[str, Tensor], scheduler: Scheduler) -> bool:
+    """Whether tokens can go from the last device to the first, and be looked up on one of them.
+
+    A split that leaves one of these out is looked at again by the context.
+    """
+    first, last = HOST + 1, len(scheduler.devices) - 1
+    name, place = ("output.weight", last) if model.is_tied else ("token_embd.weight", first)
+    look_up = build.get_rows(weights[name], build.leaf(I32, (1,)))
+    return scheduler.can_hand_over(last, first) and scheduler.devices[place].supports_op(look_up)

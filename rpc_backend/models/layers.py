@@ -33,12 +33,16 @@ class LayerBuilder:
         cache: Sequence[LayerCache],
         shape: StepShape,
         inputs: StepInputs,
+        *,
+        takes_embd: bool = False,
     ) -> None:
+        """With `takes_embd` the tokens of the step were looked up before it."""
         self.hparams = hparams
         self.shape = shape
         self.inputs = inputs
         self._weights = weights
         self._cache = cache
+        self._takes_embd = takes_embd
         self.last_stored: tuple[Tensor, ...] = ()
         """The cache as the newest layer left it, flat: keys, values."""
         self.states: list[Tensor] = []
@@ -49,13 +53,9 @@ class LayerBuilder:
     def embed(self, factor: float = 1.0) -> Tensor:
         """Look up the tokens, unless the step before did, times a factor: [n_embd, n_total]."""
         found = self.inputs.embd
-        if not self.shape.takes_embd:
+        if not self._takes_embd:
             found = _named(build.get_rows(self._weights["token_embd.weight"], self.inputs.tokens), "embd")
         return self.scaled(found, factor, "embd_scaled")
-
-    def look_up(self, tokens: Tensor) -> Tensor:
-        """Look up the tokens of the next step where the output matrix is, which is the embedding too: [n_embd, n]."""
-        return _named(build.get_rows(self._weights["output.weight"], tokens), "next_embd")
 
     def weight(self, name: str) -> Tensor:
         """Return a weight as it is."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from rpc_backend.errors import GraphError
-from rpc_backend.graph import Graph, Tensor
+from rpc_backend.graph import Graph, Tensor, build
 from rpc_backend.models.cache import LayerCache, attention_cache, check_cache
 from rpc_backend.models.layers import LayerBuilder
 from rpc_backend.models.model import Model
@@ -24,8 +24,9 @@ class Step:
 
     Shapes: logits F32 [n_vocab, n_outputs]; None where no token's logits are asked, as in all but the last
     chunk of a prompt, and the graph then ends with the last layer's cache. With `sampling` the graph ends with the
-    tokens chosen from the logits, which are not read. next_embd F32 [n_embd, n_outputs], those tokens looked up, if the
-    shape gives it.
+    tokens chosen from the logits, which are not read. What steps hand over, as the shape says: those tokens looked up,
+    F32 [n_embd, n_outputs], if the output matrix is the embedding, else themselves, I32 [n_outputs]; given as
+    `next_input`, taken as the input `taken`.
     """
 
     shape: StepShape
@@ -33,7 +34,8 @@ class Step:
     logits: Tensor | None
     graph: Graph
     sampling: SamplingStep | None = None
-    next_embd: Tensor | None = None
+    next_input: Tensor | None = None
+    taken: Tensor | None = None
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -45,7 +47,7 @@ class Step:
     @property
     def kept(self) -> list[Tensor]:
         """The outputs, and what is handed over."""
-        return [*self.outputs, *([] if self.next_embd is None else [self.next_embd])]
+        return [*self.outputs, *([] if self.next_input is None else [self.next_input])]
 
     def used_inputs(self) -> dict[str, Tensor]:
         """Return the inputs that the graph reads, by field name: the ones to place and to write, or to take.
@@ -83,19 +85,28 @@ def build_step(
         raise GraphError(f"the weight {missing} of the model is not among those given")
     if sampling is not None and sampling.n_rows != shape.n_outputs:
         raise GraphError(f"{shape} has not the logits of {sampling.n_rows} rows to sample from")
-    if sampling is None and shape.gives_embd:
-        raise GraphError(f"{shape} draws no tokens that it could look up; give it a sampling")
+    if sampling is None and shape.gives_next:
+        raise GraphError(f"{shape} draws no tokens that it could give; give it a sampling")
     inputs = StepInputs.of_shape(shape, model.hparams)
-    layers = LayerBuilder(model.hparams, weights, cache, shape, inputs)
+    taken = (inputs.embd if model.is_tied else inputs.tokens) if shape.takes_next else None
+    layers = LayerBuilder(model.hparams, weights, cache, shape, inputs, takes_embd=taken is inputs.embd)
     result = model.architecture.build(layers)
     if sampling is not None:
         drawn = build_sampling(result, sampling)
-        next_embd = layers.look_up(drawn.tokens) if shape.gives_embd else None
-        outputs = drawn.outputs if next_embd is None else [*drawn.outputs, next_embd]
-        return Step(shape, inputs, result, _graph(layers, outputs), drawn, next_embd)
+        following = _next_input(model, weights, drawn.tokens) if shape.gives_next else None
+        outputs = drawn.outputs if following is None else [*drawn.outputs, following]
+        return Step(shape, inputs, result, _graph(layers, outputs), drawn, following, taken)
     if shape.n_outputs:
-        return Step(shape, inputs, result, _graph(layers, [result]))
-    return Step(shape, inputs, None, _graph(layers, layers.last_stored))
+        return Step(shape, inputs, result, _graph(layers, [result]), taken=taken)
+    return Step(shape, inputs, None, _graph(layers, layers.last_stored), taken=taken)
+
+
+def _next_input(model: Model, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+    """Tokens as the next step takes them: looked up here if the output matrix serves, which lies where they are."""
+    output = weights["output.weight"]
+    found = build.get_rows(output, tokens) if model.is_tied else build.reshape(tokens, tokens.ne[:1])
+    found.name = "next_input"
+    return found
 
 
 def _graph(layers: LayerBuilder, outputs: Sequence[Tensor]) -> Graph:

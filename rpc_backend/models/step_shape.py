@@ -20,8 +20,8 @@ class StepShape:
 
     `n_seqs` sequences, the cache's from `first_seq` on, each with `n_tokens` new tokens, each looking at its
     first `n_kv` cells; `n_outputs` of all the tokens give logits. Without `flash_attn`, attention is built
-    from products and SOFT_MAX. A step with `gives_embd` also looks up the tokens it drew, and one with `takes_embd`
-    begins with what the step before it looked up: one token of each sequence.
+    from products and SOFT_MAX. A step with `gives_next` gives the tokens it drew to the step after it, and one with
+    `takes_next` takes them from the step before it: one token of each sequence.
     """
 
     first_seq: int
@@ -30,8 +30,8 @@ class StepShape:
     n_kv: int
     n_outputs: int
     flash_attn: bool = True
-    gives_embd: bool = False
-    takes_embd: bool = False
+    gives_next: bool = False
+    takes_next: bool = False
 
     @property
     def n_total(self) -> int:
@@ -42,7 +42,7 @@ class StepShape:
         """Raise GraphError unless the step fits the cache."""
         if self.n_seqs < 1 or self.n_tokens < 1 or not 0 <= self.n_outputs <= self.n_total:
             raise GraphError(f"{self} has no tokens, or more outputs than tokens")
-        if (self.takes_embd and self.n_tokens > 1) or (self.gives_embd and self.n_outputs != self.n_seqs):
+        if (self.takes_next and self.n_tokens > 1) or (self.gives_next and self.n_outputs != self.n_seqs):
             raise GraphError(f"{self} has not one token of each sequence to hand over")
         if self.first_seq < 0 or self.first_seq + self.n_seqs > cache.n_seq:
             raise GraphError(f"{self} needs sequences that a cache of {cache.n_seq} does not have")
@@ -54,9 +54,9 @@ class StepShape:
 class StepInputs:
     """The leaves that change from step to step; tokens are ordered sequence by sequence.
 
-    Shapes: tokens, positions I32 [n_total]; embd F32 [n_embd, n_total], the tokens looked up; kv_rows I64 [n_total],
-    rows of the flat cache [embd, n_ctx_seq * n_seq]; mask F16 [n_kv, n_tokens, 1, n_seqs], 0 or minus infinity, and
-    window_mask, the same of layers with a window; output_rows I32 [n_outputs], which tokens give logits.
+    Shapes: tokens, positions I32 [n_total]; embd F32 [n_embd, n_total], the tokens looked up before; kv_rows I64
+    [n_total], rows of the flat cache [embd, n_ctx_seq * n_seq]; mask F16 [n_kv, n_tokens, 1, n_seqs], 0 or minus
+    infinity, and window_mask, the same of layers with a window; output_rows I32 [n_outputs], which tokens give logits.
 
     For layers with a state: is_token F32 [n_total], 0 for padding; has_past F32 [n_seqs], 0 for a sequence without
     tokens before; conv_rows I32 [conv_width - 1, n_seqs], which inputs of the convolution to keep.

@@ -190,7 +190,7 @@ def _proportional(model: ModelSizes, devices: Sequence[DeviceMemory], *, capped:
     """Minimise the sum of load² / free over all ways to cut, which is least where load ~ free.
 
     The load is the bytes of weights, which decide how long a stage works; the output's count for a fifth, as it works
-    on every token of a decode step but only on the last of a prompt. Cache and scratch only have to fit.
+    on every token of a decode step but only on the last of a prompt. Cache, scratch and input only have to fit.
 
     Whole numbers throughout, so that equal inputs give equal plans; of equal splits, the one that fills the
     earlier devices. None: no cut respects the caps.
@@ -208,8 +208,8 @@ def _extend(
 ) -> tuple[int, list[int]] | None:
     """Try every count of layers on one device, the later ones being placed as `rest` says."""
     found: tuple[int, list[int]] | None = None
-    weights = model.input_nbytes if layer == 0 else 0
-    others = device.scratch_nbytes
+    weights = 0
+    others = device.scratch_nbytes + (model.input_nbytes if layer == 0 else 0)
     for end in range(layer, model.n_layers + 1):
         if end > layer:
             weights += model.layer_weight_nbytes[end - 1]

@@ -1,7 +1,7 @@
 """FLASH_ATTN_EXT: attention in one pass over keys and values, without a matrix of scores.
 
 Belongs here: the passes over blocks of positions and the online softmax. Must not be here: decoding of rows
-(`row_codecs`) or register tiles (`simd.tiles`).
+(`row_codecs`), what is done with values (`attention_values`) or register tiles (`simd.tiles`).
 
 A work item is one key head of one stream with up to 48 query rows: the tokens and heads that share it. Rows are
 multiplied in tiles of up to 12, but keys and values are decoded once for all. Blocks of positions that the mask hides
@@ -35,6 +35,7 @@ from rpc_backend_numba.kernels.access import (
     stride,
 )
 from rpc_backend_numba.kernels.attention_mask import make_mask_vector, make_see_block
+from rpc_backend_numba.kernels.attention_values import make_fill_values, make_gather_block, region
 from rpc_backend_numba.kernels.claims import claim
 from rpc_backend_numba.kernels.convert import ELEMENT_NBYTES
 from rpc_backend_numba.kernels.row_codecs import make_decoder
@@ -56,21 +57,20 @@ from rpc_backend_numba.simd import (
 )
 from rpc_backend_numba.simd.layer import Layer
 from rpc_backend_numba.simd.tiles import (
-    tile_load_scaled,
     tile_step_float,
     tile_store,
     tile_zero,
     transpose_square,
 )
 
-SCRATCH, SCRATCH_STRIDE, CLAIMS, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, SINKS, SINK_STEP, REGIONS = range(11)
+SCRATCH, SCRATCH_STRIDE, CLAIMS, SLOPES, SCALE, SOFTCAP, KEY_CODEC, VALUE_CODEC, SINKS, SINK_STEP = range(10)
 """Parameters. SINKS: address of a float32 per query head, or 0;
-from REGIONS on the offsets of `attention_scratch.Region`. Tensors: 1 q, 2 k, 3 v, 4 mask."""
+then (`attention_values.REGIONS`) the offsets of `attention_scratch.Region`. Tensors: 1 q, 2 k, 3 v, 4 mask."""
 
 _call_codec = code_call(3)
 
 _F32, _I64 = types.float32, types.int64
-_QUERIES, _KEYS, _PANEL, _VALUES = Region.QUERIES.value, Region.KEYS.value, Region.PANEL.value, Region.VALUES.value
+_QUERIES, _KEYS, _PANEL = Region.QUERIES.value, Region.KEYS.value, Region.PANEL.value
 _SCORES, _RESULT, _SEEN, _EDGE = Region.SCORES.value, Region.RESULT.value, Region.SEEN.value, Region.EDGE.value
 _LARGEST, _SUM, _FACTOR = Region.LARGEST.value, Region.SUM.value, Region.FACTOR.value
 _MASKS, _SLOPES = Region.MASKS.value, Region.SLOPES.value
@@ -86,17 +86,17 @@ def make_attention(layer: Layer, element_types: str) -> Any:
     see_block = make_see_block(layer, mask_vector)
     fetch_row = _make_fetch_row(element_types)
     load_queries, store_result = _make_ends(layer)
-    fill_values = _make_fill_values(layer, _make_row_decoder(layer, element_types, VALUE_CODEC), fetch_row)
+    fill_values = make_fill_values(layer, _make_row_decoder(layer, element_types, VALUE_CODEC), fetch_row)
     score_block = _make_score_block(layer, _make_row_decoder(layer, element_types, KEY_CODEC), fetch_row)
     soften = _make_soften(layer, mask_vector)
-    gather_block = _make_gather_block(layer)
+    gather_block = make_gather_block(layer)
 
     @helper
     def item(args, base, n_rows, first_row, kv_head, stream):
         load_queries(args, base, n_rows, first_row, kv_head, stream)
         kv_stream = stream // (extent(args, 1, 3) // extent(args, 2, 3))
         keys, values = row_address(args, 2, 0, kv_head, kv_stream), row_address(args, 3, 0, kv_head, kv_stream)
-        seen, masks, edge = _region(args, base, _SEEN), _region(args, base, _MASKS), _region(args, base, _EDGE)
+        seen, masks, edge = region(args, base, _SEEN), region(args, base, _MASKS), region(args, base, _EDGE)
         for start in range(0, extent(args, 2, 1), BLOCK):
             count = see_block(args, seen, masks, edge, n_rows, start)
             if count > 0:
@@ -133,11 +133,6 @@ def make_attention(layer: Layer, element_types: str) -> Any:
                 item(args, base, min(item_rows, all_rows - first_row), first_row, head % kv_heads, head // kv_heads)
 
     return attention
-
-
-@helper
-def _region(args, base, region):
-    return base + param(args, REGIONS + region)
 
 
 def _make_row_decoder(layer: Layer, element_types: str, codec: int) -> Any:
@@ -181,11 +176,11 @@ def _make_ends(layer: Layer) -> tuple[Any, Any]:
         if mask != 0:
             mask = row_address(args, 4, token, head % extent(args, 4, 2), stream % extent(args, 4, 3))
             slope = load_at(_F32, param(args, SLOPES), head)
-        store_at(_I64, _region(args, base, _MASKS), row, mask)
-        store_at(_F32, _region(args, base, _SLOPES), row, slope)
-        store_at(_F32, _region(args, base, _LARGEST), row, _HIDDEN)
-        store_at(_F32, _region(args, base, _SUM), row, 0.0)
-        store_at(_F32, _region(args, base, _FACTOR), row, 1.0)
+        store_at(_I64, region(args, base, _MASKS), row, mask)
+        store_at(_F32, region(args, base, _SLOPES), row, slope)
+        store_at(_F32, region(args, base, _LARGEST), row, _HIDDEN)
+        store_at(_F32, region(args, base, _SUM), row, 0.0)
+        store_at(_F32, region(args, base, _FACTOR), row, 1.0)
 
     @helper
     def load_queries(args, base, n_rows, first_row, kv_head, stream):
@@ -194,7 +189,7 @@ def _make_ends(layer: Layer) -> tuple[Any, Any]:
         if softcap != 0:
             factor /= softcap
         width = (extent(args, 3, 0) + lanes - 1) // lanes * lanes
-        queries, result = _region(args, base, _QUERIES), _region(args, base, _RESULT)
+        queries, result = region(args, base, _QUERIES), region(args, base, _RESULT)
         for row in range((n_rows + UNIT_COLUMNS - 1) // UNIT_COLUMNS * UNIT_COLUMNS):
             place = queries + row // UNIT_COLUMNS * UNIT_COLUMNS * 4 * n + 4 * (row % UNIT_COLUMNS)
             of_all = first_row + (row if row < n_rows else 0)
@@ -222,12 +217,12 @@ def _make_ends(layer: Layer) -> tuple[Any, Any]:
         width = (n + lanes - 1) // lanes * lanes
         for row in range(n_rows):
             token, head = (first_row + row) // group, kv_head * group + (first_row + row) % group
-            total = load_at(_F32, _region(args, base, _SUM), row)
+            total = load_at(_F32, region(args, base, _SUM), row)
             inverse = _F32(1.0) / total if total != 0 else _F32(0.0)
             if param(args, SINKS) != 0:
-                inverse = share_with_sink(args, total, load_at(_F32, _region(args, base, _LARGEST), row), head)
+                inverse = share_with_sink(args, total, load_at(_F32, region(args, base, _LARGEST), row), head)
             out = row_address(args, 0, head, token, stream)
-            source = _region(args, base, _RESULT) + 4 * row * width
+            source = region(args, base, _RESULT) + 4 * row * width
             whole = n // lanes * lanes
             for i in range(0, whole, lanes):
                 store(out + 4 * i, load(F32, source + 4 * i) * splat(F32, inverse))
@@ -248,8 +243,8 @@ def _make_score_block(layer: Layer, decode: Any, fetch_row: Any) -> Any:
 
     @helper
     def score_tile(args, base, tile, n_rows, n, at):
-        queries = _region(args, base, _QUERIES) + 4 * n * tile
-        panel, scores = _region(args, base, _PANEL), _region(args, base, _SCORES) + tile * _ROW_NBYTES + 4 * at
+        queries = region(args, base, _QUERIES) + 4 * n * tile
+        panel, scores = region(args, base, _PANEL), region(args, base, _SCORES) + tile * _ROW_NBYTES + 4 * at
         if n_rows > 8:
             wide(panel, queries, n, scores)
         elif n_rows > 4:
@@ -261,7 +256,7 @@ def _make_score_block(layer: Layer, decode: Any, fetch_row: Any) -> Any:
     def score_block(args, base, n_rows, source, ahead, count):
         n, source_step = extent(args, 2, 0), stride(args, 2, 1)
         row_nbytes = (n + lanes - 1) // lanes * lanes * 4
-        keys, panel, seen = _region(args, base, _KEYS), _region(args, base, _PANEL), _region(args, base, _SEEN)
+        keys, panel, seen = region(args, base, _KEYS), region(args, base, _PANEL), region(args, base, _SEEN)
         for at in range(0, count, lanes):
             if hmax(load(F32, seen + 4 * at)) == _HIDDEN:
                 continue
@@ -305,11 +300,11 @@ def _make_soften(layer: Layer, mask_vector: Any) -> Any:
 
     @helper
     def add_mask(args, base, row, start, count):
-        n_kv, code, edge = extent(args, 2, 1), element_code(args, 4), _region(args, base, _EDGE)
-        mask = load_at(_I64, _region(args, base, _MASKS), row)
-        slope = splat(F32, load_at(_F32, _region(args, base, _SLOPES), row))
-        scores = _region(args, base, _SCORES) + row * _ROW_NBYTES
-        before = load_at(_F32, _region(args, base, _LARGEST), row)
+        n_kv, code, edge = extent(args, 2, 1), element_code(args, 4), region(args, base, _EDGE)
+        mask = load_at(_I64, region(args, base, _MASKS), row)
+        slope = splat(F32, load_at(_F32, region(args, base, _SLOPES), row))
+        scores = region(args, base, _SCORES) + row * _ROW_NBYTES
+        before = load_at(_F32, region(args, base, _LARGEST), row)
         top = splat(F32, before)
         for at in range(0, count, lanes):
             bias = mask_vector(mask, start + at, n_kv, code, edge) * slope
@@ -317,92 +312,30 @@ def _make_soften(layer: Layer, mask_vector: Any) -> Any:
             store(scores + 4 * at, value)
             top = maximum(value, top)
         largest = hmax(top)
-        store_at(_F32, _region(args, base, _LARGEST), row, largest)
-        store_at(_F32, _region(args, base, _FACTOR), row, _F32(0.0) if largest == _HIDDEN else before - largest)
+        store_at(_F32, region(args, base, _LARGEST), row, largest)
+        store_at(_F32, region(args, base, _FACTOR), row, _F32(0.0) if largest == _HIDDEN else before - largest)
 
     @helper
     def weigh(args, base, row, count):
-        scores = _region(args, base, _SCORES) + row * _ROW_NBYTES
-        largest, total = load_at(_F32, _region(args, base, _LARGEST), row), zero(F32)
+        scores = region(args, base, _SCORES) + row * _ROW_NBYTES
+        largest, total = load_at(_F32, region(args, base, _LARGEST), row), zero(F32)
         for at in range(0, count, lanes):
             weight = zero(F32)
             if largest != _HIDDEN:
                 weight = exp(load(F32, scores + 4 * at) - splat(F32, largest))
             store(scores + 4 * at, weight)
             total = total + weight
-        sums, factor = _region(args, base, _SUM), load_at(_F32, _region(args, base, _FACTOR), row)
+        sums, factor = region(args, base, _SUM), load_at(_F32, region(args, base, _FACTOR), row)
         store_at(_F32, sums, row, load_at(_F32, sums, row) * factor + hsum(total))
 
     @helper
     def soften(args, base, n_rows, start, count):
         for row in range(n_rows):
             add_mask(args, base, row, start, count)
-        factors = _region(args, base, _FACTOR)
+        factors = region(args, base, _FACTOR)
         for row in range(0, n_rows, lanes):
             store(factors + 4 * row, exp(load(F32, factors + 4 * row)))
         for row in range(n_rows):
             weigh(args, base, row, count)
 
     return soften
-
-
-def _make_fill_values(layer: Layer, decode: Any, fetch_row: Any) -> Any:
-    """Return `fill(…, source, ahead, count)`: a block's values as float32, zeros for positions that no row sees.
-
-    Rows at `ahead`, the keys of the next block or of the next key head, are brought closer meanwhile.
-    """
-    F32, lanes = layer.F32, layer.lanes
-
-    @helper
-    def fill_values(args, base, source, ahead, count):
-        n, source_step = extent(args, 3, 0), stride(args, 3, 1)
-        width = (n + lanes - 1) // lanes * lanes
-        seen, values = _region(args, base, _SEEN), _region(args, base, _VALUES)
-        for i in range(count):
-            place = values + 4 * width * i
-            if load_at(_F32, seen, i) > _HIDDEN:
-                fetch_row(ahead + i * stride(args, 2, 1), extent(args, 2, 0))
-                decode(args, source + i * source_step, place, n)
-            else:
-                for at in range(0, width, lanes):
-                    store(place + 4 * at, zero(F32))
-
-    return fill_values
-
-
-def _make_gather_block(layer: Layer) -> Any:
-    """Return `gather(…, tile, n_rows, count)`: add the weighted values of a block to the results of a tile's rows."""
-    narrow, middle, wide = (_gather_strip(layer, width) for width in (4, 8, 12))
-    lanes = layer.lanes
-
-    @helper
-    def gather_block(args, base, tile, n_rows, count):
-        n = extent(args, 3, 0)
-        width = (n + lanes - 1) // lanes * lanes
-        values, scores = _region(args, base, _VALUES), _region(args, base, _SCORES) + tile * _ROW_NBYTES
-        result = _region(args, base, _RESULT) + 4 * width * tile
-        factors = _region(args, base, _FACTOR) + 4 * tile
-        if n_rows > 8:
-            wide(values, scores, count, n, result, factors)
-        elif n_rows > 4:
-            middle(values, scores, count, n, result, factors)
-        else:
-            narrow(values, scores, count, n, result, factors)
-
-    return gather_block
-
-
-def _gather_strip(layer: Layer, width: int) -> Any:
-    get, put = tile_load_scaled(layer.F32, width), tile_store(layer.F32, width)
-    step, lanes = tile_step_float(layer.F32, width, _ROW_NBYTES), layer.lanes
-
-    @helper
-    def strip(values, scores, count, n, result, factors):
-        row_nbytes = (n + lanes - 1) // lanes * lanes * 4
-        for at in range(0, n, lanes):
-            total = get(result + 4 * at, row_nbytes, factors)
-            for i in range(count):
-                total = step(total, values + row_nbytes * i + 4 * at, scores + 4 * i, 0)
-            put(total, result + 4 * at, row_nbytes, width)
-
-    return strip

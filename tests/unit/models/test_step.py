@@ -315,24 +315,27 @@ def test_greedy_steps_have_no_sampling_input(tiny: Model) -> None:
     assert step.logits not in step.outputs
 
 
-def test_a_step_can_begin_with_embeddings_and_give_those_of_its_tokens(tiny: Model) -> None:
-    weights, cache = unplaced(tiny), cache_spec(tiny.hparams, 64, 2)
-    shape, sampling = StepShape(0, 2, 1, 32, 2, gives_embd=True), SamplingShape(2, greedy=True)
-    first = build_step(tiny, weights, cache, shape, sampling)
-    assert first.next_embd is not None
-    assert first.next_embd.sources == (weights["output.weight"], first.outputs[0])
-    assert (first.next_embd.ne[:2], first.kept) == ((tiny.hparams.n_embd, 2), [*first.outputs, first.next_embd])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_takes_what_the_one_before_gives(tmp_path: Path, tied: bool) -> None:
+    model = load_model(GgufFile.open(write_tiny_model(tmp_path / "m.gguf", tied=tied)))
+    assert model.is_tied is tied
+    weights, cache = unplaced(model), cache_spec(model.hparams, 64, 2)
+    shape, sampling = StepShape(0, 2, 1, 32, 2, gives_next=True), SamplingShape(2, greedy=True)
+    first = build_step(model, weights, cache, shape, sampling)
+    assert first.next_input is not None
+    assert (first.kept, first.taken) == ([*first.outputs, first.next_input], None)
     assert set(first.used_inputs()) == {"tokens", "positions", "kv_rows", "mask"}
-    following = build_step(tiny, weights, cache, replace(shape, takes_embd=True), sampling)
-    assert set(following.used_inputs()) == {"embd", "positions", "kv_rows", "mask"}
-    assert weights["token_embd.weight"] not in following.graph.tensors()
+    following = build_step(model, weights, cache, replace(shape, takes_next=True), sampling)
+    assert following.taken is not None
+    assert (following.taken.type, following.taken.ne) == (first.next_input.type, first.next_input.ne)
+    assert set(following.used_inputs()) == {"embd" if tied else "tokens", "positions", "kv_rows", "mask"}
+    assert (weights["token_embd.weight"] in following.graph.tensors()) is not tied
+    if tied:
+        assert first.next_input.sources == (weights["output.weight"], first.outputs[0])
+    else:
+        assert first.next_input.view_src is first.outputs[0]
     with pytest.raises(GraphError, match="draws no tokens"):
-        build_step(tiny, weights, cache, shape)
-
-
-def test_a_model_is_tied_without_an_output_matrix_of_its_own(tmp_path: Path, tiny: Model) -> None:
-    assert not tiny.is_tied
-    assert load_model(GgufFile.open(write_tiny_model(tmp_path / "m.gguf", tied=True))).is_tied
+        build_step(model, weights, cache, shape)
 
 
 def test_sampling_needs_as_many_rows_as_outputs(tiny: Model) -> None:
@@ -353,8 +356,8 @@ def test_sampling_needs_as_many_rows_as_outputs(tiny: Model) -> None:
         (StepShape(-1, 2, 1, 32, 1), "does not have"),
         (StepShape(0, 1, 1, 65, 1), "65 cells of a cache of 64"),
         (StepShape(0, 1, 1, 0, 1), "0 cells"),
-        (StepShape(0, 1, 2, 32, 1, takes_embd=True), "one token of each sequence"),
-        (StepShape(0, 2, 1, 32, 1, gives_embd=True), "one token of each sequence"),
+        (StepShape(0, 1, 2, 32, 1, takes_next=True), "one token of each sequence"),
+        (StepShape(0, 2, 1, 32, 1, gives_next=True), "one token of each sequence"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_refused(tiny: Model, shape: StepShape, complaint: str) -> None:

@@ -70,7 +70,7 @@ def test_arrays_have_the_layout_of_the_leaves(hparams: Hyperparameters) -> None:
     shape = StepShape(1, 3, 2, 8, 5)
     arrays = step_arrays(shape, [[1], [2, 3], []], [0, 0, 0], N_CTX, [0, 1, 2, 3, 4], hparams)
     leaves = StepInputs.of_shape(shape, hparams)
-    for name in StepInputs.__dataclass_fields__:
+    for name in StepInputs.__dataclass_fields__.keys() - {"embd"}:  # which another step gives
         values, leaf = getattr(arrays, name), getattr(leaves, name)
         assert (values.dtype, values.nbytes, values.size) == (leaf.type.dtype, leaf.nbytes, leaf.n_elements)
         assert values.flags.c_contiguous

@@ -187,6 +187,15 @@ def _can_fit(model: ModelSizes, given_devices: list[DeviceMemory]) -> bool:
     return model.n_layers in reached
 
 
+def test_an_input_takes_the_place_of_no_layer_but_must_fit():
+    model = ModelSizes((10,) * 30, (0,) * 30, input_nbytes=120)
+    split = plan_layers(model, [DeviceMemory("a", 10_000), DeviceMemory("b", 10_000)])
+    assert [share.n_layers for share in split.shares] == [15, 15]
+    assert [share.weight_nbytes for share in split.shares] == [270, 150]
+    split = plan_layers(model, [DeviceMemory("a", 250), DeviceMemory("b", 250)])
+    assert [share.n_layers for share in split.shares] == [13, 17]
+
+
 def test_a_large_output_takes_the_place_of_few_layers_only():
     model = ModelSizes((10,) * 30, (0,) * 30, output_nbytes=120)
     split = plan_layers(model, [DeviceMemory("a", 10_000), DeviceMemory("b", 10_000)])
