@@ -74,8 +74,10 @@ class ContextLimits:
         sampling = SamplingShape(self.n_seq, min(MAX_K, n_vocab)) if self.device_sampling else None
         if sampling is None or not self.run_ahead:
             return [(prefill, None), (decode, sampling)]
-        first = replace(decode, gives_next=True)
-        return [(prefill, None), (first, sampling), (replace(first, takes_next=True), sampling)]
+        following = replace(decode, gives_next=True, takes_next=True)
+        if self.n_seq <= chunk:  # what looks tokens up for the first decode step has room from the prefill
+            return [(prefill, None), (following, sampling)]
+        return [(prefill, None), (replace(decode, gives_next=True), sampling), (following, sampling)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rpc_backend.graph import ElementType, Tensor, build
 from rpc_backend.graph.element_types import I32
 from rpc_backend.host.context import ContextLimits
 from rpc_backend.host.placement import Bytes, leaf_sizes
-from rpc_backend.models import LayerCache, Model, build_step, cache_spec
+from rpc_backend.models import LayerCache, Model, Step, build_step, cache_spec
 from rpc_backend.scheduler import DeviceMemory, LayerSplit, ModelSizes, Scheduler, SplitRequest, plan_layers
 
 HOST = 0
@@ -74,7 +75,7 @@ def make_plan(
     return ModelPlan(model, limits, split.with_scratch(compute[1:]), weights, cache, placement, compute)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Leaves:
     """A model's leaves, and what its step graphs need for a given placement of them."""
 
@@ -115,10 +116,13 @@ class _Leaves:
 
     def compute_nbytes(self, placement: Mapping[Tensor, int]) -> list[int]:
         """Return the scratch that each device needs for the largest steps."""
-        shapes = self.limits.largest_steps(self.model.hparams.n_vocab)
-        steps = [build_step(self.model, self.weights, self.cache, shape, sampling) for shape, sampling in shapes]
-        plans = [self.scheduler.plan_memory(step.graph, placement, step.kept) for step in steps]
+        plans = [self.scheduler.plan_memory(step.graph, placement, step.kept) for step in self._largest_steps]
         return [max(sizes) for sizes in zip(*plans, strict=True)]
+
+    @cached_property
+    def _largest_steps(self) -> list[Step]:
+        shapes = self.limits.largest_steps(self.model.hparams.n_vocab)
+        return [build_step(self.model, self.weights, self.cache, shape, sampling) for shape, sampling in shapes]
 
 
 def _can_run_ahead(model: Model, weights: Mapping[str, Tensor], scheduler: Scheduler) -> bool:
