@@ -29,11 +29,11 @@ N_SEQS = 8
 N_GROUPS = 3
 N_TOKENS = 24
 FEWEST_WORKERS, MOST_WORKERS = 3, 5
+MINORS = (3, 4, 5)
 ARMS = {
-    "minor 3, hub": Settings(proto_minor=3, p2p=False),
-    "minor 3, direct": Settings(proto_minor=3),
-    "minor 4, hub": Settings(p2p=False),
-    "minor 4, direct": Settings(),
+    f"minor {minor}, {way}": Settings(proto_minor=minor, p2p=way == "direct")
+    for minor in MINORS
+    for way in ("hub", "direct")
 }
 PROMPTS = ("The capital of France is", "Water boils at", "def fibonacci(n):", "Once upon a time,")
 GREEDY = SamplerParams(temperature=0.0)
@@ -102,7 +102,8 @@ def lines(model: str = "demo", rounds: int = ROUNDS) -> Iterator[str]:
         yield ""
         yield from section("Worker to worker: commands and bytes per decode step, three workers", _traffic(steps))
         yield "Minor 3 has COPY_TENSOR_TO, which the host sends and waits for; with minor 4 results go onward"
-        yield "under tickets. All arms gave the same tokens, over each count of workers, with one group and with three."
+        yield "under tickets, and with minor 5 drawn tokens too, for the step after. All arms gave the same tokens, over"
+        yield "each count of workers, with one group and with three."
         yield ""
         yield from section("Worker to worker: bytes per decode step through the host", _growth(steps))
         yield from section(f"Worker to worker: {N_GROUPS} groups over three workers", _speed(workers, rounds))
@@ -135,7 +136,7 @@ def _growth(steps: Mapping[tuple[str, int], Traffic]) -> Iterator[list[str]]:
 
 def _speed(workers: Workers, rounds: int) -> Iterator[list[str]]:
     yield ["minor", "hub, t/s", "direct, t/s", "direct / hub", "lowest", "highest"]
-    for minor in (3, 4):
+    for minor in MINORS:
         hub, direct = _rates(workers, f"minor {minor}, hub", f"minor {minor}, direct", rounds)
         ratios = [after / before for before, after in zip(hub, direct, strict=True)]
         medians = [f"{statistics.median(each):.0f}" for each in (hub, direct)]
