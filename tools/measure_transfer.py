@@ -102,8 +102,8 @@ def lines(model: str = "demo", rounds: int = ROUNDS) -> Iterator[str]:
         yield ""
         yield from section("Worker to worker: commands and bytes per decode step, three workers", _traffic(steps))
         yield "Minor 3 has COPY_TENSOR_TO, which the host sends and waits for; with minor 4 results go onward"
-        yield "under tickets, and with minor 5 drawn tokens too, for the step after. All arms gave the same tokens, over"
-        yield "each count of workers, with one group and with three."
+        yield "under tickets, and with minor 5 drawn tokens too, for the step after. All arms gave the same tokens,"
+        yield "over each count of workers, with one group and with three."
         yield ""
         yield from section("Worker to worker: bytes per decode step through the host", _growth(steps))
         yield from section(f"Worker to worker: {N_GROUPS} groups over three workers", _speed(workers, rounds))

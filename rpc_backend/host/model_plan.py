@@ -6,16 +6,20 @@ effects on devices, beyond asking them what they are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from rpc_backend.errors import OutOfMemoryError
 from rpc_backend.graph import ElementType, Tensor, build
 from rpc_backend.graph.element_types import I32
 from rpc_backend.host.context import ContextLimits
 from rpc_backend.host.placement import Bytes, leaf_sizes
 from rpc_backend.models import LayerCache, Model, Step, build_step, cache_spec
 from rpc_backend.scheduler import DeviceMemory, LayerSplit, ModelSizes, Scheduler, SplitRequest, plan_layers
+
+_LOG = logging.getLogger(__name__)
 
 HOST = 0
 """Index of the host's own device among a model's devices; those of the split follow it."""
@@ -64,6 +68,17 @@ def make_plan(
     limits = replace(limits, run_ahead=limits.run_ahead and _can_run_ahead(model, weights, scheduler))
     cache = cache_spec(model.hparams, limits.n_cells, limits.n_seq, *cache_types)
     leaves = _Leaves(model, limits, weights, cache, scheduler)
+    try:
+        return _planned(leaves, request)
+    except OutOfMemoryError as error:
+        if not leaves.has_input:
+            raise
+        _LOG.info("the token embedding stays on the host, and no step runs ahead: %s", error.message)
+        return _planned(replace(leaves, limits=replace(limits, run_ahead=False)), request)
+
+
+def _planned(leaves: _Leaves, request: SplitRequest) -> ModelPlan:
+    model, scheduler = leaves.model, leaves.scheduler
     on_first = leaves.placement([0] * model.hparams.n_layer, 0)
     compute = leaves.compute_nbytes(on_first)
     bound = compute[1]
@@ -72,7 +87,8 @@ def make_plan(
     placement = leaves.placement(split.layer_devices, split.output_device)
     if placement != on_first:
         compute = leaves.compute_nbytes(placement)
-    return ModelPlan(model, limits, split.with_scratch(compute[1:]), weights, cache, placement, compute)
+    split = split.with_scratch(compute[1:])
+    return ModelPlan(model, leaves.limits, split, leaves.weights, leaves.cache, placement, compute)
 
 
 @dataclass(frozen=True)
@@ -81,8 +97,8 @@ class _Leaves:
 
     model: Model
     limits: ContextLimits
-    weights: Mapping[str, Tensor]
-    cache: Sequence[LayerCache]
+    weights: dict[str, Tensor]
+    cache: list[LayerCache]
     scheduler: Scheduler
 
     def placement(self, layer_devices: Sequence[int], output_device: int) -> dict[Tensor, int]:
@@ -91,7 +107,7 @@ class _Leaves:
         Where tokens go from the last device to the first, the embedding lies there, unless the last looks them up.
         """
         homes = {"input": HOST, "output": output_device + 1, **{i: d + 1 for i, d in enumerate(layer_devices)}}
-        if self._has_input:
+        if self.has_input:
             homes["input"] = layer_devices[0] + 1
         found = {self.weights[weight.name]: homes[weight.place] for weight in self.model.weights}
         for layer, pair in enumerate(self.cache):
@@ -99,7 +115,7 @@ class _Leaves:
         return found
 
     @property
-    def _has_input(self) -> bool:
+    def has_input(self) -> bool:
         """Whether the token embedding lies on a device of the split."""
         return self.limits.run_ahead and not self.model.is_tied
 
@@ -112,7 +128,7 @@ class _Leaves:
             weights[weight.place] += nbytes[self.weights[weight.name]]
         layers = tuple(weights[layer] for layer in range(len(self.cache)))
         caches = tuple(nbytes[pair.k] + nbytes[pair.v] for pair in self.cache)
-        return ModelSizes(layers, caches, weights["input"] if self._has_input else 0, weights["output"])
+        return ModelSizes(layers, caches, weights["input"] if self.has_input else 0, weights["output"])
 
     def compute_nbytes(self, placement: Mapping[Tensor, int]) -> list[int]:
         """Return the scratch that each device needs for the largest steps."""

@@ -15,6 +15,7 @@ from rpc_backend.errors import WorkerLostError
 from rpc_backend.host import LLM, SamplerParams
 from rpc_backend.host.local_workers import LocalWorkers
 from rpc_backend.testing.gguf_writer import write_tiny_model
+from rpc_backend.testing.workers import WorkerProcess
 
 GREEDY = SamplerParams(temperature=0.0)
 MIB = 1 << 20
@@ -52,6 +53,28 @@ def test_a_worker_that_dies_while_a_step_runs_ahead_ends_the_generation(model, d
             for _ in stream:
                 pass
         assert time.monotonic() - started_s < 5
+
+
+def test_an_embedding_that_does_not_fit_the_first_worker_stays_on_the_host(tmp_path):
+    """A model with an output matrix of its own: its embedding goes to the first worker for steps to run ahead."""
+    untied = write_tiny_model(tmp_path / "untied.gguf")
+    found = []
+
+    def generate(workers, **options):
+        endpoints = [str(worker.endpoint) for worker in workers]
+        with LLM(untied, workers=endpoints, n_ctx=64, split="layers:1,1", **options) as llm:
+            found.append(llm.generate([1, 2, 3], max_tokens=20, params=GREEDY).tokens)
+            return llm.layer_split, llm.context.can_run_ahead
+
+    with WorkerProcess("reference") as first, WorkerProcess("reference") as second:
+        ahead, _ = generate([first, second])
+        plain, _ = generate([first, second], run_ahead=False)
+        assert (ahead.input_device, plain.input_device) == (0, None)
+        needed, more = plain.shares[0].needed_nbytes, ahead.shares[0].needed_nbytes
+        with WorkerProcess("reference", mem_nbytes=(needed + more) // 2) as small:
+            split, runs_ahead = generate([small, second])
+    assert (split.input_device, runs_ahead) == (None, False)
+    assert found[0] == found[1] == found[2]
 
 
 def test_two_contexts_on_one_worker_do_not_see_each_other(model):
