@@ -156,6 +156,7 @@ class Context:
         self._cache = cache
         self._placement = placement
         self._limits = limits
+        self._first_device = placement[cache[0].k]
         self.n_stages = len({placement[layer.k] for layer in cache})
         self._lengths = [0] * limits.n_seq
         self._graphs: OrderedDict[tuple[StepShape, SamplingShape | None], _Prepared] = OrderedDict()
@@ -267,8 +268,8 @@ class Context:
     @cached_property
     def can_run_ahead(self) -> bool:
         """Whether a decode step can take its tokens from the one before, without the host."""
-        target, source = self._placement[self._cache[0].k], self._placement[self._weights["output.weight"]]
-        if not self._limits.run_ahead or not self._scheduler.can_hand_over(source, target):
+        last_device = self._placement[self._weights["output.weight"]]
+        if not self._limits.run_ahead or not self._scheduler.can_hand_over(last_device, self._first_device):
             return False
         shape, sampling = replace(self._shape(0, 1, 1, 1, 1), gives_next=True), SamplingShape(1, greedy=True)
         both = [self._prepared(replace(shape, takes_next=takes), sampling) for takes in (False, True)]
@@ -380,7 +381,7 @@ class Context:
         if found is None:
             step = build_step(self._model, self._weights, self._cache, shape, sampling)
             handover = Handover(
-                {} if step.next_input is None else {step.next_input: self._placement[self._cache[0].k]},
+                {} if step.next_input is None else {step.next_input: self._first_device},
                 () if step.taken is None else (step.taken,),
             )
             execution = self._scheduler.prepare(step.graph, self._placement, step.outputs, handover)

@@ -224,8 +224,7 @@ class Engine:
         if is_busy or not group.live or (self._prefill_first and self._is_filling):
             return
         tokens = {sequence: job.tokens[-1] for sequence, job in group.live.items()}
-        span = group.span()
-        sampling = self._sampling([group.live.get(sequence) for sequence in span])
+        span, sampling = self._rows(group)
         is_followed = sampling is not None and self._goes_on(group, 1, 2) and self._context.can_run_ahead
         step = self._context.start_decode(tokens, sampling, span, is_followed=is_followed)
         self._under.append(_Under(step, group, dict(group.live), span.start, False, sampling is not None))
@@ -242,11 +241,15 @@ class Engine:
         is_turn = self._under[-1].group is not group or not any(each.live for each in self._groups if each is not group)
         if n_under > 1 or not is_turn or not last.has(group.live) or not self._goes_on(group, n_under, 1):
             return
-        span = group.span()
-        sampling = self._sampling([group.live.get(sequence) for sequence in span])
+        span, sampling = self._rows(group)
         assert sampling is not None, "the step before was sampled, by the same parameters"
         step = self._context.start_following(last.step, group.live, sampling, span)
         self._under.append(_Under(step, group, dict(group.live), span.start, False, True))
+
+    def _rows(self, group: _Group) -> tuple[range, DeviceSampling | None]:
+        """Return the sequences of a group's next decode step, and how it samples; counts the draws."""
+        span = group.span()
+        return span, self._sampling([group.live.get(sequence) for sequence in span])
 
     def _goes_on(self, group: _Group, n_under: int, n_tokens: int) -> bool:
         """Whether all of a group's generations want a step after `n_under` more, and have room for `n_tokens`, as far

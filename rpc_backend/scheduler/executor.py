@@ -71,7 +71,7 @@ class Scheduler:
         return (
             not self._workspace.is_synchronous
             and self._workspace.can_send(source, target)
-            and (self.devices[target].buries_tickets)
+            and self.devices[target].buries_tickets
         )
 
     def prepare(
